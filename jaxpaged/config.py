@@ -1,0 +1,95 @@
+"""Engine configuration under vLLM's names: frozen, complete, checked; an unknown keyword is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import Any
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+POLICIES = ("fcfs", "priority")
+
+
+def _want(ok: bool, name: str, wanted: str, got: object) -> None:
+    if not ok:
+        raise ValueError(f"{name}: wanted {wanted}, got {got!r}")
+
+
+def _positive(name: str, value: object, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    ok = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    _want(ok, name, "a positive integer" + (" or None" if optional else ""), value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is built from. None means: derived from the model or the device at start.
+
+    Sizes are in tokens unless named otherwise. Field names and meanings are vLLM's where it has them.
+    """
+
+    model: str  # directory, .gguf file, Hugging Face id, or "demo"
+    tokenizer: str | None = None  # where the tokenizer comes from; None: the model
+    skip_tokenizer_init: bool = False  # token ids in, token ids out
+    revision: str | None = None  # of a Hugging Face id
+    hf_token: str | None = field(default=None, repr=False)
+    download_dir: str | None = None  # Hugging Face cache to use
+    dtype: str = "auto"  # of weights and activations; auto: float32 on CPU, else the checkpoint's
+    seed: int = 0  # from which the seeds of requests without one are drawn
+
+    max_model_len: int | None = None  # longest sequence; None: the model's own limit, less if memory is short
+    block_size: int = 16  # tokens of a KV block
+    gpu_memory_utilization: float = 0.9  # share of the device's memory the engine may use
+    kv_cache_memory_bytes: int | None = None  # size of the KV cache; goes before gpu_memory_utilization
+    num_gpu_blocks_override: int | None = None  # number of KV blocks; goes before both
+    kv_cache_dtype: str = "auto"  # auto: as dtype
+    enable_prefix_caching: bool = True
+
+    max_num_seqs: int | None = None  # sequences running at once; None: 64 on CPU, else 256
+    max_num_batched_tokens: int | None = None  # token budget of a step; None: 512 on CPU, else 2048
+    scheduling_policy: str = "fcfs"
+    async_scheduling: bool = True  # run-ahead: dispatch step k+1 before reading step k's tokens
+    max_logprobs: int = 20  # most alternatives a request may ask for
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    quantization: str | None = None
+    attention_backend: str = "auto"  # implementation of pallas_kernels.paged_attention
+
+    compilation_cache_dir: str | None = None  # None: jaxpaged's own under the user's cache directory
+    warmup: bool = True  # compile every program at start; False: each at first use
+    disable_log_stats: bool = True
+    use_tqdm_on_load: bool = True  # progress bars while loading and compiling
+
+    @classmethod
+    def create(cls, model: str, **kwargs: Any) -> EngineConfig:
+        """EngineConfig(model=…, **kwargs) that names the nearest keyword when one is unknown.
+
+        Raises: TypeError for an unknown keyword, ValueError for a bad value.
+        """
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3)
+                hint = f"; near matches: {', '.join(near)}" if near else ""
+                raise TypeError(f"unknown engine option {name!r}{hint}")
+        return cls(model=model, **kwargs)
+
+    def __post_init__(self) -> None:
+        _want(isinstance(self.model, str) and bool(self.model), "model", "a path or model name", self.model)
+        _want(self.dtype in DTYPES, "dtype", f"one of {DTYPES}", self.dtype)
+        _want(self.kv_cache_dtype in DTYPES, "kv_cache_dtype", f"one of {DTYPES}", self.kv_cache_dtype)
+        _want(self.scheduling_policy in POLICIES, "scheduling_policy", f"one of {POLICIES}", self.scheduling_policy)
+        _positive("block_size", self.block_size)
+        for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs"):
+            _positive(name, getattr(self, name), optional=True)
+        _positive("max_num_batched_tokens", self.max_num_batched_tokens, optional=True)
+        _positive("tensor_parallel_size", self.tensor_parallel_size)
+        _want(self.block_size & (self.block_size - 1) == 0, "block_size", "a power of two", self.block_size)
+        _want(0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "0 < x <= 1", self.gpu_memory_utilization)
+        _want(self.max_logprobs >= 0, "max_logprobs", "0 or more", self.max_logprobs)
+        _want(self.pipeline_parallel_size == 1, "pipeline_parallel_size", "1 (stages are not built yet)",
+              self.pipeline_parallel_size)
+        _want(self.quantization is None, "quantization", "None (no scheme is built yet)", self.quantization)

@@ -1,0 +1,70 @@
+"""What one engine step has to do, as plain data: the seam between the scheduler and the device.
+
+A StepPlan holds numpy arrays and Python values only, so that a run can be recorded and replayed.
+Letters: R rows (sequences in the step), P blocks per row, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpaged.request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPlan:
+    """One sequence's share of a step: positions [start, start + count) are computed.
+
+    Example: a prompt of 10 tokens with 4 already computed and a chunk of 3: start 4, count 3,
+    tokens = prompt[4:7], samples False. Its decode step after that: start 10, count 1, samples True.
+    """
+
+    request: Request
+    slot: int  # index of the row in the block table and in the device's last-token array
+    start: int
+    count: int
+    tokens: np.ndarray  # int32[count]; the last entry is 0 and meaningless if token_on_device
+    token_on_device: bool  # run-ahead: the last input token is still on the device, in last_tokens[slot]
+    samples: bool  # True when the row reaches its newest token, so its next token is sampled
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens of the sequence in the KV cache once this step has run."""
+        return self.start + self.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """One step. Rows with count 1 come first, ordered by kv_len (longest first); prefill chunks follow."""
+
+    step: int
+    rows: tuple[RowPlan, ...]
+    block_tables: np.ndarray  # int32[max_num_seqs, P], indexed by slot; unused entries are 0, the trash block
+    copies: tuple[tuple[int, int], ...]  # (source block, target block): copy-on-write, done before the step
+    preempted: tuple[str, ...]  # request ids preempted while this plan was made
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes, padding not counted."""
+        return sum(row.count for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, best first: ids int[k], logprobs float[k]; and the sampled token's own."""
+
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+    sampled_logprob: float
+    sampled_rank: int  # 1 is the most probable token of the vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What the device sampled for the plan's sampling rows, in the plan's row order."""
+
+    step: int
+    token_ids: np.ndarray  # int32[number of rows with samples=True]
+    logprobs: tuple[TokenLogprobs | None, ...]  # per sampling row; None where the request asked for none

@@ -1,0 +1,86 @@
+"""A request as the engine keeps it: its sampling parameters, its tokens and where it stands."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jaxpaged.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxpaged.plan import TokenLogprobs
+
+
+class Status(enum.IntEnum):
+    """Life of a request, ordered: everything from FINISHED on is over."""
+
+    WAITING = 0  # in the queue, holds no blocks
+    RUNNING = 1  # has a slot and blocks
+    PREEMPTED = 2  # in the queue again, keeps its outputs, holds no blocks
+    FINISHED = 3
+
+
+class FinishReason(enum.StrEnum):
+    """Why generation ended (vLLM's words)."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens, max_model_len or the KV pool's size
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """One sequence. Owned by the scheduler: nobody else changes it.
+
+    Invariant: num_computed <= num_tokens, and the blocks of the row cover at least num_computed tokens.
+    num_tokens counts known tokens and the ones still in flight on the device (num_pending).
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    eos_ids: frozenset[int]  # empty when params.ignore_eos
+    max_tokens: int  # resolved: params.max_tokens cut to what max_model_len leaves
+    seed: int  # resolved: uint64; the request's own or drawn by the engine
+    priority: int = 0  # lower runs earlier (policy "priority")
+    arrival: int = 0  # running number, set by the scheduler
+    cache_key: bytes = b""  # extra key of the prefix-hash chain (salt, adapter, rope length)
+    sibling: Request | None = None  # n > 1: the first sample, whose prompt blocks this one shares
+
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_computed: int = 0  # tokens whose KV is in the cache (or in flight to it)
+    num_pending: int = 0  # sampled on the device, not yet read by the host (0 or 1)
+    num_cached: int = 0  # prompt tokens taken from the prefix cache or a sibling at first admission
+    num_preemptions: int = 0
+    slot: int | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt, known outputs and outputs in flight."""
+        return len(self.prompt_ids) + len(self.output_ids) + self.num_pending
+
+    @property
+    def num_outputs(self) -> int:
+        """Known outputs and outputs in flight."""
+        return len(self.output_ids) + self.num_pending
+
+    @property
+    def finished(self) -> bool:
+        return self.status >= Status.FINISHED
+
+    def known_tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions [start, stop) that the host knows; shorter if some are in flight."""
+        prompt = len(self.prompt_ids)
+        if start >= prompt:
+            return self.output_ids[start - prompt : stop - prompt]
+        return list(self.prompt_ids[start:stop]) + self.output_ids[: max(0, stop - prompt)]
