@@ -1,0 +1,54 @@
+# Everything runs in .venv, made on first use and made again when pyproject.toml changes.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= auto
+PYTHONS := $(PYTHON) python3.14 python3.13 python3.12 python3
+RECENT := import sys; sys.exit(sys.version_info < (3, 12))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow lint typecheck bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+venv: $(STAMP)  ## make the environment in .venv
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || { \
+	    for python in $(PYTHONS); do \
+	        $$python -c '$(RECENT)' >/dev/null 2>&1 && { found=$$python; break; }; \
+	    done; \
+	    test -n "$$found" || { \
+	        echo "No Python 3.12 or newer among: $(PYTHONS)." \
+	             "Install one, or name it: make venv PYTHON=/path/to/python3.12" >&2; exit 1; }; \
+	    echo "Making $(VENV) with $$($$found --version)"; \
+	    $$found -m venv $(VENV) || { rm -rf $(VENV); \
+	        echo "$$found cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; \
+	        exit 1; }; }
+	@echo "Installing into $(VENV): minutes the first time"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+demo: $(STAMP)  ## fetch the demo model and generate for several prompts at once
+	@$(BIN)/jaxpaged demo
+
+test: lint typecheck  ## lint, type-check and run the tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-slow: $(STAMP)  ## run the slow tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+lint: $(STAMP)  ## ruff and the import contract
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
+
+typecheck: $(STAMP)  ## pyright
+	$(BIN)/pyright
+
+bench: $(STAMP)  ## throughput and latency on the demo model
+	$(BIN)/python scripts/bench.py
+
+clean:  ## remove caches and build products; .venv stays
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,23 @@
+"""Test set-up: eight CPU devices, strict JAX, runtime shape checks. Runs before jax is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if "jax" in sys.modules:
+    raise RuntimeError("jax was imported before tests/conftest.py could set its environment; find the plugin that did")
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
+import hypothesis  # noqa: E402
+import jaxtyping  # noqa: E402
+
+# Every function of the package is type- and shape-checked at run time while tests run.
+jaxtyping.install_import_hook("jaxpaged", "beartype.beartype")
+
+# The same examples in every run and worker, and no deadline: the first call of a case may compile.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("fixed")
