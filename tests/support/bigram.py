@@ -5,6 +5,7 @@ They cannot see faults of attention, the KV cache or positions: use the tiny ran
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,7 +94,7 @@ def chain_table(chains: Sequence[Sequence[int]]) -> dict[int, dict[int, float]]:
     """The table in which each chain's ids follow one another; several chains may share a checkpoint."""
     table: dict[int, dict[int, float]] = {}
     for ids in chains:
-        for last, following in zip(ids, ids[1:], strict=False):
+        for last, following in itertools.pairwise(ids):
             if table.setdefault(last, {following: STRONG}) != {following: STRONG}:
                 raise ValueError(f"token {last} needs one successor, got {list(table[last])} and {following}")
     for ids in chains:

@@ -17,7 +17,7 @@ _HEAD_SCALE = 2.0
 
 
 def tiny_config(**overrides: Any) -> dict[str, Any]:
-    """config.json of TINY: 2 layers, hidden 64, 4 query and 2 kv heads of 16, vocabulary 1024; overrides replace keys."""
+    """config.json of TINY: 2 layers, hidden 64, 4 query and 2 kv heads of 16, vocabulary 1024; overrides win."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

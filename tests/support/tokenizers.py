@@ -58,7 +58,7 @@ def byte_tokenizer(*, adds_bos: bool) -> Tokenizer:
 
 
 def sentencepiece_tokenizer(*, adds_bos: bool) -> Tokenizer:
-    """TOK-SP. "▁" marks a space, one is put before the text and one stripped when decoding; unknown bytes are pieces."""
+    """TOK-SP. "▁" marks a space; one is put before the text and one stripped when decoding; has byte pieces."""
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES]
     vocab = {name: index for index, name in enumerate(names)}
     merges = [(piece[:cut], piece[cut:]) for piece in _PIECES for cut in range(1, len(piece))]
@@ -92,7 +92,7 @@ def spelled(tokenizer: Tokenizer, pieces: Iterable[str | int]) -> list[int]:
 
 
 def multibyte_script(tokenizer: Tokenizer) -> list[int]:
-    """Ids that spell "a ď 한 😀 b" with the bytes of its wide characters apart; no id occurs twice (CHAIN needs that)."""
+    """Ids that spell "a ď 한 😀 b", wide characters as single bytes; no id occurs twice, as CHAIN needs it."""
     if tokenizer.token_to_id("<0x00>") is None:
         last_of_han = token_id_of_bytes(tokenizer, b"\x9c ")
         bytes_before, bytes_after = list("ď".encode()), [*"😀".encode()]
