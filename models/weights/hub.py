@@ -1,0 +1,50 @@
+"""Model ids of the Hugging Face hub: download to, or find in, its cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# Only what a model needs is downloaded: no .bin or .pth twins, no original/ folder, no second copy of the weights.
+_WANTED = ("*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja")
+_UNWANTED = ("*/*", "consolidated*.safetensors")
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether the name has the form of a hub id, "owner/name" or "name", and not of a file's path."""
+    return _REPO_ID.fullmatch(name) is not None and not name.endswith((".gguf", ".safetensors", ".json"))
+
+
+def fetch_snapshot(repo_id: str, *, revision: str | None, token: str | None, download_dir: str | None) -> Path:
+    """Directory holding the repository's config, tokenizer and safetensors files.
+
+    revision: branch, tag or commit (None: main). download_dir replaces the cache's place (None: HF_HUB_CACHE, or
+    HF_HOME/hub). Without a network, or with HF_HUB_OFFLINE=1, the cache is used as it stands. ValueError where the
+    repository cannot be had: unknown, no access, unknown revision, or offline and not (wholly) in the cache.
+    """
+    from huggingface_hub import snapshot_download  # a slow import, needed for hub ids only
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    at = f" at revision {revision!r}" if revision is not None else ""
+    try:
+        return Path(
+            snapshot_download(
+                repo_id,
+                revision=revision,
+                token=token,
+                cache_dir=download_dir,
+                allow_patterns=list(_WANTED),
+                ignore_patterns=list(_UNWANTED),
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"model {repo_id!r}{at} is no local path and is not complete in the hub cache, and the hub cannot be "
+            f"reached; check the name, go online (unset HF_HUB_OFFLINE), or pass a local directory. {error}"
+        ) from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ValueError(
+            f"model {repo_id!r}{at} is no local path and the hub refused it; check the name and the revision, and "
+            f"pass a token if the model is private or gated. {error}"
+        ) from error
