@@ -1,0 +1,300 @@
+"""The scheduler: decides what each step computes, and what its results mean for the requests."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections import deque
+
+from jaxpaged.block_manager import BlockManager
+from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
+from jaxpaged.request import FinishReason, Request, Status
+from jaxpaged.scheduler_check import check_lines, check_slots
+from jaxpaged.scheduler_policy import LengthLimits, ending, order, sibling_to_share, tokens_wanted
+from jaxpaged.scheduler_stats import SchedulerStats
+from jaxpaged.step_builder import StepBuilder
+
+
+class Scheduler:
+    """Spends a token budget per step so that every request's num_computed catches up with its num_tokens.
+
+    There are no phases: decode, (chunked) prefill and recomputing after a preemption are one thing.
+    Every plan schedule() returns must be run, in order. Plans may be made ahead of their predecessors' results:
+    tokens sampled but not yet read are counted (num_pending) and stay on the device.
+
+    Both the queue and the running list are sorted by the policy's key: arrival, or (priority, arrival).
+    The last running request is therefore the one to preempt, a preempted one finds itself before all younger ones
+    in the queue, and the first running request always gets on: nobody is stuck.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        policy: str,
+        enable_prefix_caching: bool,
+    ) -> None:
+        if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
+            raise ValueError(
+                "max_num_seqs and max_num_batched_tokens must be at least 1 and max_model_len at least 2, "
+                f"got {max_num_seqs}, {max_num_batched_tokens} and {max_model_len}"
+            )
+        self._blocks = BlockManager(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=max_num_seqs,
+            max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._limits = LengthLimits(
+            max_model_len=max_model_len, num_usable_blocks=num_blocks - 1, block_size=block_size
+        )
+        # Every running request must be able to get a token in every step.
+        self._max_running = min(max_num_seqs, max_num_batched_tokens)
+        self._key = order(policy)
+        self._requests: dict[str, Request] = {}
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._free_slots = list(range(max_num_seqs))  # a heap: the lowest slot is used first
+        self._in_flight: deque[StepPlan] = deque()
+        self._num_steps = 0
+        self._num_arrived = 0
+        self._num_preemptions = 0
+        self._peak_used = 0
+        self._peak_shared = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans whose results have not been absorbed."""
+        return len(self._in_flight)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """A reading of the gauges and counters."""
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_blocks=self._blocks.num_usable,
+            blocks_used=self._blocks.num_used,
+            blocks_peak=self._peak_used,
+            blocks_shared=self._blocks.num_shared,
+            blocks_shared_peak=self._peak_shared,
+            blocks_reused=self._blocks.blocks_reused,
+            preemptions=self._num_preemptions,
+            prefix_queries=self._blocks.prefix_queries,
+            prefix_hits=self._blocks.prefix_hits,
+        )
+
+    def check_prompt(self, num_prompt: int) -> None:
+        """Raise ValueError when a prompt of so many tokens can never be served; changes nothing."""
+        self._limits.check_prompt(num_prompt)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. ValueError, and nothing queued, for a prompt that can never fit or an id in use.
+
+        max_tokens is cut to what max_model_len and the whole KV pool leave (the newest token needs no KV), so that
+        a request that runs alone always gets its blocks and ends with "length".
+        """
+        self.check_prompt(request.num_prompt)
+        if request.request_id in self._requests:
+            raise ValueError(f"request id {request.request_id!r} is in use; wait for it to finish or take another")
+        if request.sibling is not None and request.sibling.prompt_ids != request.prompt_ids:
+            raise ValueError(f"request {request.request_id!r} and its sibling must have the same prompt")
+        request.max_tokens = min(request.max_tokens, self._limits.output_room(request.num_prompt))
+        request.arrival = self._num_arrived
+        self._num_arrived += 1
+        self._requests[request.request_id] = request
+        self._blocks.track(request)
+        bisect.insort(self._waiting, request, key=self._key)
+
+    def set_priority(self, request_id: str, priority: int) -> None:
+        """Give a request another priority; unknown (or finished) ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        line = self._waiting if request.slot is None else self._running
+        line.remove(request)
+        request.priority = priority
+        bisect.insort(line, request, key=self._key)
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None when nothing can be done now (absorb what is in flight, or add requests).
+
+        1. Running requests, in order: one token for each that decodes, chunks from what the budget has over.
+           When blocks run out the last running request is preempted.
+        2. Waiting requests, in order, unless a request was preempted.
+        """
+        step = StepBuilder(self._max_num_batched_tokens)
+        self._plan_running(step)
+        if not step.preempted:
+            self._admit_waiting(step)
+        if not step:
+            return None
+        for request in step.filling(self._blocks.block_size):
+            self._blocks.index(request)  # only now: within one step nobody may hit what it writes
+        plan = step.build(self._num_steps, self._blocks.commit().table)
+        self._num_steps += 1
+        self._in_flight.append(plan)
+        self._peak_used = max(self._peak_used, self._blocks.num_used)
+        self._peak_shared = max(self._peak_shared, self._blocks.num_shared)
+        return plan
+
+    def absorb(self, result: StepResult) -> list[Request]:
+        """Take in the results of the oldest plan in flight; the requests that got a token, in row order.
+
+        A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
+        """
+        if not self._in_flight or self._in_flight[0].step != result.step:
+            wanted = self._in_flight[0].step if self._in_flight else "none"
+            raise ValueError(f"results must come in the order of the plans: wanted step {wanted}, got {result.step}")
+        rows = [row for row in self._in_flight[0].rows if row.samples]
+        if not len(rows) == len(result.token_ids) == len(result.logprobs):
+            raise ValueError(
+                f"step {result.step} samples {len(rows)} tokens, got {len(result.token_ids)} "
+                f"and {len(result.logprobs)} log-probabilities"
+            )
+        self._in_flight.popleft()
+        updated: list[Request] = []
+        for row, token, logprobs in zip(rows, result.token_ids.tolist(), result.logprobs, strict=True):
+            if not row.request.finished:
+                self._append(row.request, token, logprobs)
+                updated.append(row.request)
+        return updated
+
+    def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
+        """End a request and take its slot and blocks back; a finished one is left as it is."""
+        if request.finished:
+            return
+        if request.slot is None:
+            self._waiting.remove(request)
+        else:
+            self._vacate(request)
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+        request.num_pending = 0
+        self._blocks.forget(request)
+        del self._requests[request.request_id]
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request with reason "abort" and return it; None for an unknown (or finished) id."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.finish(request, FinishReason.ABORT, None)
+        return request
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. False, and nothing done, while a request is running."""
+        return self._blocks.reset_cache()
+
+    def check(self) -> None:
+        """Raise AssertionError on a broken invariant."""
+        tables = self._blocks.check()
+        check_lines(self._waiting, self._running, len(self._requests), self._key)
+        check_slots(self._running, self._free_slots, tables)
+
+    def _plan_running(self, step: StepBuilder) -> None:
+        running = self._running
+        wanted = [tokens_wanted(request) for request in running]
+        decoding = wanted.count(1)  # one token is set aside for each of these that is still to come
+        index = 0
+        while index < len(running):  # shrinks from its end by preemption
+            request, want = running[index], wanted[index]
+            index += 1
+            if want == 1:
+                decoding -= 1
+            count = min(want, step.budget - decoding)
+            if count > 0 and self._make_room(request, request.num_computed + count, step):
+                step.add(request, count)
+
+    def _make_room(self, request: Request, num_tokens: int, step: StepBuilder) -> bool:
+        """Give a running request blocks for num_tokens tokens, preempting from the end; False if it had to go."""
+        assert request.slot is not None, f"{request.request_id} runs without a slot"
+        while not self._blocks.grow(request.slot, num_tokens):
+            victim = self._running[-1]
+            self._preempt(victim)
+            step.preempted.append(victim.request_id)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue: outputs (also those in flight) are kept, what was computed is computed again."""
+        self._vacate(request)
+        request.status = Status.PREEMPTED
+        request.num_computed = 0
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        bisect.insort(self._waiting, request, key=self._key)
+
+    def _vacate(self, request: Request) -> None:
+        assert request.slot is not None, f"{request.request_id} runs without a slot"
+        self._blocks.release(request)
+        self._running.remove(request)
+        heapq.heappush(self._free_slots, request.slot)
+        request.slot = None
+
+    def _admit_waiting(self, step: StepBuilder) -> None:
+        index = 0
+        while index < len(self._waiting) and step.budget > 0 and len(self._running) < self._max_running:
+            request = self._waiting[index]
+            sibling = sibling_to_share(request)
+            if sibling is not None and _not_ready(sibling, step):
+                index += 1
+                continue
+            # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
+            if request.num_pending or not self._admit(request, sibling, step):
+                return
+            del self._waiting[index]
+
+    def _admit(self, request: Request, sibling: Request | None, step: StepBuilder) -> bool:
+        """Try to make a waiting request run, in this step; False, and nothing changed, when blocks are short."""
+        slot = self._free_slots[0]
+        if sibling is not None and sibling.slot is not None:
+            copies = self._blocks.fork(sibling.slot, request, slot)
+            computed = None if copies is None else request.num_prompt - 1
+            step.copies.extend(copies or ())
+        else:
+            computed = self._blocks.admit(request, slot)
+        if computed is None:
+            return False
+        request.slot = heapq.heappop(self._free_slots)
+        if request.status == Status.WAITING:
+            request.num_cached = computed
+        request.status = Status.RUNNING
+        request.num_computed = computed
+        bisect.insort(self._running, request, key=self._key)
+        step.add(request, min(request.num_tokens - computed, step.budget))
+        return True
+
+    def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Give a request its next token and end it if that ends it."""
+        request.num_pending -= 1
+        request.output_ids.append(token)
+        request.logprobs.append(logprobs)
+        end = ending(request)
+        if end is not None:
+            self.finish(request, *end)
+
+
+def _not_ready(sibling: Request, step: StepBuilder) -> bool:
+    """True until earlier steps have computed the sibling's prompt up to its last token."""
+    return sibling.status != Status.RUNNING or step.computed_before(sibling) < sibling.num_prompt - 1

@@ -1,0 +1,99 @@
+"""The scheduler's rules as plain functions: length limits, order, how much a request wants and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxpaged.request import FinishReason, Request, Status
+
+POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthLimits:
+    """What bounds the length of a sequence, in tokens."""
+
+    max_model_len: int  # prompt and output
+    num_usable_blocks: int  # of the KV pool, the trash block not counted
+    block_size: int
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the whole KV pool holds."""
+        return self.num_usable_blocks * self.block_size
+
+    def check_prompt(self, num_prompt: int) -> None:
+        """Raise ValueError when a prompt of so many tokens can never be served."""
+        longest = self.max_model_len
+        if num_prompt < 1:
+            raise ValueError("a prompt must have at least one token, got none; give some text or token ids")
+        if num_prompt > longest:
+            raise ValueError(
+                f"a prompt must be shorter than max_model_len={longest} tokens, got {num_prompt}; "
+                "shorten it or raise max_model_len"
+            )
+        if num_prompt == longest:
+            raise ValueError(
+                f"the prompt has {num_prompt} tokens and max_model_len is {longest}: no room is left for an "
+                "output token; shorten it or raise max_model_len"
+            )
+        if num_prompt > self.capacity:
+            raise ValueError(
+                f"a prompt must fit the KV cache, which holds {self.capacity} tokens ({self.num_usable_blocks} "
+                f"usable blocks of {self.block_size}), got {num_prompt}; shorten it or give the cache more memory"
+            )
+
+    def output_room(self, num_prompt: int) -> int:
+        """Output tokens possible after a prompt that passed check_prompt, at least 1.
+
+        The newest token's KV is never needed, so a request running alone may be one token longer than the pool.
+        Example: max_model_len 64, 8 usable blocks of 4, prompt 31: 33 - 31 = 2.
+        """
+        return min(self.max_model_len, self.capacity + 1) - num_prompt
+
+
+def order(policy: str) -> Callable[[Request], tuple[int, int]]:
+    """The sort key of the queue and of the running list. ValueError for an unknown policy."""
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    if policy == "priority":
+        return lambda request: (request.priority, request.arrival)
+    return lambda request: (0, request.arrival)
+
+
+def tokens_wanted(request: Request) -> int:
+    """Tokens a running request has to compute; none once its last output is in flight."""
+    if request.num_outputs >= request.max_tokens:
+        return 0
+    return request.num_tokens - request.num_computed
+
+
+def sibling_to_share(request: Request) -> Request | None:
+    """The first sample of the family, while this one should wait for it and share its prompt blocks.
+
+    None: the request computes its own prompt (prefix cache apart), because it is no further sample, or has run
+    before, or its sibling has finished or was preempted.
+    """
+    sibling = request.sibling
+    if sibling is None or request.status != Status.WAITING or sibling.status not in (Status.WAITING, Status.RUNNING):
+        return None
+    return sibling
+
+
+def ending(request: Request) -> tuple[FinishReason, int | None] | None:
+    """(finish reason, stop reason) if the request's newest token ends it, else None.
+
+    An end-of-sequence token at the length limit counts as "stop". Before min_tokens tokens are there, only length
+    ends a request.
+    """
+    count = len(request.output_ids)
+    token = request.output_ids[-1]
+    if count > request.params.min_tokens:
+        if token in request.eos_ids:
+            return FinishReason.STOP, None
+        if token in request.params.stop_ids:
+            return FinishReason.STOP, token
+    if count >= request.max_tokens:
+        return FinishReason.LENGTH, None
+    return None
