@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None, *, make_llm: MakeLLM | None = None) 
     args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     try:
-        options = {name: value for name, value in vars(args).items() if name in _engine_fields()}
+        options = {name: value for name, value in vars(args).items() if name in engine_fields()}
         EngineConfig.create(args.model, **options)  # bad options are told before anything is fetched or loaded
         return args.run(args, lambda: (make_llm or _make_llm)(args.model, **options))
     except KeyboardInterrupt:
@@ -179,23 +179,34 @@ def _first_interrupt() -> Iterator[threading.Event]:
 # --- arguments
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells an error in one line: the usage of fifty options would push it off the screen."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jaxpaged", description="Paged, continuously batched LLM inference on JAX.")
+    parser = _Parser(prog="jaxpaged", description="Paged, continuously batched LLM inference on JAX.")
     parser.add_argument("--version", action="version", version=importlib.metadata.version("jaxpaged"))
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="fetch the demo model and answer several questions at once")
+    demo = commands.add_parser("demo", usage="%(prog)s [options]", help="fetch the demo model and answer several questions at once")
     demo.set_defaults(run=_demo, model="demo")
     demo.add_argument("--max-tokens", type=int, default=64, help="longest answer (default: %(default)s)")
 
-    generate = commands.add_parser("generate", help="continue one or more prompts")
+    generate = commands.add_parser(
+        "generate", usage="%(prog)s MODEL PROMPT ... [options]", help="continue one or more prompts"
+    )
     generate.set_defaults(run=_generate)
     _add_model(generate)
     generate.add_argument("prompts", nargs="+", metavar="PROMPT")
     generate.add_argument("--n", type=int, default=1, help="samples per prompt (default: %(default)s)")
     _add_sampling(generate, max_tokens=128)
 
-    chat = commands.add_parser("chat", help="talk with a model: Ctrl-C stops an answer, Ctrl-D leaves")
+    chat = commands.add_parser(
+        "chat", usage="%(prog)s MODEL [options]", help="talk with a model: Ctrl-C stops an answer, Ctrl-D leaves"
+    )
     chat.set_defaults(run=_chat)
     _add_model(chat)
     chat.add_argument("--system", metavar="TEXT", help="system prompt")
@@ -226,11 +237,12 @@ def _add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int | None) ->
 
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
-    names = {field.name for field in dataclasses.fields(SamplingParams)} - set(_engine_fields())
+    names = {field.name for field in dataclasses.fields(SamplingParams)} - set(engine_fields())
     return SamplingParams(**{name: value for name, value in vars(args).items() if name in names})
 
 
-def _engine_fields() -> dict[str, dataclasses.Field[typing.Any]]:
+def engine_fields() -> dict[str, dataclasses.Field[typing.Any]]:
+    """EngineConfig's fields that are options of the command line, by name."""
     return {field.name: field for field in dataclasses.fields(EngineConfig) if field.name not in NOT_OPTIONS}
 
 
@@ -238,14 +250,12 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     """One option per field of EngineConfig; those not given are left to EngineConfig."""
     group = parser.add_argument_group("engine")
     hints = typing.get_type_hints(EngineConfig)
-    for name, field in _engine_fields().items():
+    for name, field in engine_fields().items():
         flag = "--" + name.replace("_", "-")
-        text = f"(default: {field.default})"
+        text = None if field.default is None else f"default: {field.default}"
         kind = _scalar(hints[name])
         if kind is bool:
-            group.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-            )
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
             group.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar=kind.__name__.upper(), help=text)
 

@@ -15,8 +15,10 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 import hypothesis  # noqa: E402
 import jaxtyping  # noqa: E402
 
+import tests.support.typecheck  # noqa: E402, F401  the hook below finds it by name
+
 # Every function of the package is type- and shape-checked at run time while tests run.
-jaxtyping.install_import_hook("jaxpaged", "beartype.beartype")
+jaxtyping.install_import_hook("jaxpaged", "tests.support.typecheck.check_types")
 
 # The same examples in every run and worker, and no deadline: the first call of a case may compile.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
