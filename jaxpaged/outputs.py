@@ -1,0 +1,50 @@
+"""What a caller gets back for a request, under vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpaged.request import FinishReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logprob:
+    """One token's log-probability (natural logarithm, from the raw logits) at one position."""
+
+    logprob: float
+    rank: int  # 1 is the most probable token of the whole vocabulary
+    decoded_token: str  # "" for ids without a tokenizer entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """One sample of a request. With RequestOutputKind.DELTA the text, ids and logprobs are only the new ones."""
+
+    index: int  # of the sample, 0 <= index < n
+    text: str  # "" when detokenize=False
+    token_ids: list[int]  # include the token that ended the output (stop token or end of a stop string)
+    cumulative_logprob: float | None  # sum over all tokens so far; None without logprobs
+    # Per token {token id: Logprob}: the sampled token first, then the most probable ones; None without logprobs.
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: FinishReason | None  # None while running; a string enum: "stop", "length", "abort", "error"
+    stop_reason: int | str | None  # the stop token id or stop string; None after an end-of-sequence token
+
+    @property
+    def finished(self) -> bool:
+        """Whether this sample is complete."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """The outputs of one request: n samples, in order of their index."""
+
+    request_id: str
+    prompt: str | None  # None when the prompt was given as token ids
+    prompt_token_ids: list[int]
+    prompt_logprobs: None  # not computed
+    outputs: list[CompletionOutput]
+    finished: bool  # whether all samples are complete
+    num_cached_tokens: int  # prompt tokens that were taken from the prefix cache
+    metrics: Any | None  # timing of the request, where the engine keeps it

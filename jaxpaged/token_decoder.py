@@ -1,0 +1,176 @@
+"""Token ids to text, a token at a time: only whole characters come out, and nothing is ever taken back."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from jaxpaged.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_LONGEST_CHARACTER = 4  # bytes of UTF-8, hence also tokens
+
+
+class TokenDecoder(Protocol):
+    """State of one sequence. The joined results are the text of all ids, as the tokenizer itself decodes them."""
+
+    def feed(self, token_id: int) -> str:
+        """The characters that this token completes; "" for an id without an entry in the vocabulary."""
+        ...
+
+    def finish(self) -> str:
+        """One replacement character if the ids ended inside a character, else ""."""
+        ...
+
+
+def token_decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> TokenDecoder:
+    """A decoder for one sequence: exact for byte-level and sentencepiece tokenizers, by windows for any other."""
+    hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+    steps = _decoder_steps(tokenizer)
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _BytesDecoder(tokenizer, hidden, _ByteLevelPieces(), strip=("", 0))
+    if _is_sentencepiece(steps):
+        strip = steps[-1] if kinds[-1] == "Strip" else {"content": "", "start": 0}
+        pieces = _SentencePieces([(step["pattern"]["String"], step["content"]) for step in steps if "pattern" in step])
+        return _BytesDecoder(tokenizer, hidden, pieces, strip=(strip["content"], strip["start"]))
+    return _WindowDecoder(tokenizer, hidden)
+
+
+def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The steps of the tokenizer's decoder as tokenizer.json writes them; [] if it has none."""
+    decoder = tokenizer.backend.decoder
+    if decoder is None:
+        return []
+    state = json.loads(decoder.__getstate__())
+    return state["decoders"] if state["type"] == "Sequence" else [state]
+
+
+def _is_sentencepiece(steps: list[dict[str, Any]]) -> bool:
+    """Replacements of fixed strings, then ByteFallback and Fuse, then perhaps a strip at the start of the text."""
+    kinds = [step["type"] for step in steps]
+    replacements = kinds.count("Replace")
+    if kinds[replacements:] not in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"]):
+        return False
+    fixed = all("String" in step["pattern"] for step in steps[:replacements])
+    return fixed and (kinds[-1] != "Strip" or steps[-1]["stop"] == 0)
+
+
+class _Pieces(Protocol):
+    def piece(self, token: str) -> bytes:
+        """The bytes that a token of the vocabulary stands for."""
+        ...
+
+
+class _ByteLevelPieces:
+    """Tokens written in the byte-level alphabet, one character for each byte."""
+
+    def piece(self, token: str) -> bytes:
+        alphabet = _byte_level_alphabet()
+        try:
+            return bytes([alphabet[character] for character in token])
+        except KeyError:  # an added token with other characters stands for itself
+            return token.encode()
+
+
+class _SentencePieces:
+    """Tokens written plainly, with a mark for spaces; "<0x41>" is the byte 0x41."""
+
+    def __init__(self, replacements: list[tuple[str, str]]) -> None:
+        self._replacements = replacements
+
+    def piece(self, token: str) -> bytes:
+        for old, new in self._replacements:
+            token = token.replace(old, new)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes.fromhex(token[3:5])
+            except ValueError:
+                return token.encode()
+        return token.encode()
+
+
+class _BytesDecoder:
+    """Each token stands for bytes; their concatenation is read as UTF-8.
+
+    Bytes that are no UTF-8 become one replacement character for each maximal invalid piece, as with byte-level
+    tokenizers everywhere. Sentencepiece tokenizers decode otherwise there: one invalid byte spoils the whole run
+    of byte tokens around it, valid characters included. That would take back text that was delivered, so it is
+    not followed; ids that spell valid UTF-8 decode the same.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, hidden: frozenset[int], pieces: _Pieces, *, strip: tuple[str, int]
+    ) -> None:
+        self._name = tokenizer.backend.id_to_token
+        self._hidden = hidden
+        self._pieces = pieces
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stripped, self._to_strip = strip  # character, and how many of it may still go from the text's start
+
+    def feed(self, token_id: int) -> str:
+        name = None if token_id in self._hidden else self._name(token_id)
+        if name is None:
+            return ""
+        return self._strip(self._utf8.decode(self._pieces.piece(name)))
+
+    def finish(self) -> str:
+        return self._strip(self._utf8.decode(b"", final=True))
+
+    def _strip(self, text: str) -> str:
+        while self._to_strip and text:
+            if not text.startswith(self._stripped):
+                self._to_strip = 0
+                break
+            text = text.removeprefix(self._stripped)
+            self._to_strip -= 1
+        return text
+
+
+class _WindowDecoder:
+    """For other tokenizers: decodes the last few ids with the tokenizer and takes what is new.
+
+    The window begins with the ids that gave the last characters, so that spaces between tokens come out as in
+    the whole text. It is short: its ids all belong to a character or two.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._backend = tokenizer.backend
+        self._hidden = hidden
+        self._ids: list[int] = []
+        self._known = 0  # how many of _ids are decoded already, to _text
+        self._text = ""
+
+    def feed(self, token_id: int) -> str:
+        if token_id in self._hidden or self._backend.id_to_token(token_id) is None:
+            return ""
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        if text.endswith(_REPLACEMENT) and len(self._ids) - self._known < _LONGEST_CHARACTER:
+            return ""
+        return self._take(text)
+
+    def finish(self) -> str:
+        return self._take(self._decode(self._ids))
+
+    def _take(self, text: str) -> str:
+        new = text[len(self._text) :]
+        if self._known < len(self._ids):
+            self._ids = self._ids[self._known :]
+            self._known = len(self._ids)
+            self._text = self._decode(self._ids)
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+
+@functools.cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character to byte: printable Latin-1 stands for itself, the other bytes for U+0100 and on, in order."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
