@@ -1,0 +1,192 @@
+"""From logits to tokens and log-probabilities: one compiled program for whatever mix of rows a batch holds.
+
+Order of processing: banned ids, temperature, min_p (against the greatest probability), top_k, top_p on what top_k
+left, Gumbel-max. A row's result depends on its logits, its parameters, its seed and its position only.
+
+Letters: S sampled rows (padded), V vocabulary, E banned ids per row, K alternatives in log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxpaged import sampling_filters as filters
+from jaxpaged.sampling_params import GREEDY_BELOW, SamplingParams
+
+CANDIDATE_BLOCKS = 128  # blocks searched first; their 4,096 entries hold at least a row's 128 greatest logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerMode:
+    """What a sampler program can do: static, so each mode is a program of its own."""
+
+    greedy: bool  # every row is greedy: the most probable token that is not banned, and nothing else
+    max_logprobs: int | None  # K, the alternatives reported; None: no log-probabilities at all
+    rows_per_pass: int  # rows handled at a time where the whole vocabulary is searched: 2 on a CPU, S on a GPU
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class SamplingInput:
+    """What the rows of a batch ask of sampling. Padding rows are greedy and ban nothing."""
+
+    temperature: jax.Array | np.ndarray  # f32[S]; below 1e-5: greedy, and the other settings are ignored
+    top_k: jax.Array | np.ndarray  # int32[S]; 0 or at least V: off
+    top_p: jax.Array | np.ndarray  # f32[S]; 1: off
+    min_p: jax.Array | np.ndarray  # f32[S]; 0: off
+    seed: jax.Array | np.ndarray  # uint32[S, 2]: low and high word of the request's seed
+    position: jax.Array | np.ndarray  # int32[S]: position, in its sequence, of the token being sampled
+    banned: jax.Array | np.ndarray  # int32[S, E]: ids that must not be sampled now; V or more: no id
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class SampleOutput:
+    """Sampled tokens. The log-probabilities are of the raw logits (no mask, no temperature, no filter).
+
+    They are None in modes without them. Rank 1 is the most probable token; of equal ones the lesser id comes first,
+    in ranks and in top_ids alike. Tokens with a non-finite logit have log-probability -inf.
+    """
+
+    token: jax.Array  # int32[S]
+    bad: jax.Array  # bool[S]: no token of the row has a finite logit and may be sampled; token is meaningless
+    logprob: jax.Array | None  # f32[S], of token
+    rank: jax.Array | None  # int32[S], of token
+    top_ids: jax.Array | None  # int32[S, K], best first
+    top_logprobs: jax.Array | None  # f32[S, K]
+
+
+def build_sampling_input(
+    rows: Sequence[tuple[SamplingParams, int, int, Sequence[int]]], size: int, *, vocab_size: int, banned_width: int
+) -> SamplingInput:
+    """Rows of (params, seed in [0, 2**64), position, banned ids) as numpy arrays, padded to `size` rows.
+
+    Raises ValueError if there are more rows than size, or more banned ids in a row than banned_width.
+    """
+    if len(rows) > size:
+        raise ValueError(f"{len(rows)} rows do not fit a batch of {size}: choose a larger bucket")
+    widest = max((len(banned) for *_, banned in rows), default=0)
+    if widest > banned_width:
+        raise ValueError(f"a row bans {widest} ids, banned_width is {banned_width}: choose a wider variant")
+    largest = float(np.finfo(np.float32).max)
+    result = SamplingInput(
+        temperature=np.zeros(size, np.float32),
+        top_k=np.zeros(size, np.int32),
+        top_p=np.ones(size, np.float32),
+        min_p=np.zeros(size, np.float32),
+        seed=np.zeros((size, 2), np.uint32),
+        position=np.zeros(size, np.int32),
+        banned=np.full((size, banned_width), vocab_size, np.int32),
+    )
+    for row, (params, seed, position, banned) in enumerate(rows):
+        result.temperature[row] = min(params.temperature, largest)
+        result.top_k[row] = 0 if params.top_k >= vocab_size else params.top_k
+        result.top_p[row] = params.top_p
+        result.min_p[row] = params.min_p
+        result.seed[row] = (seed & 0xFFFFFFFF, seed >> 32)
+        result.position[row] = position
+        result.banned[row, : len(banned)] = banned
+    return result
+
+
+def sample(logits: Float[Array, "S V"], inputs: SamplingInput, mode: SamplerMode) -> SampleOutput:
+    """One token per row, of any mix of greedy and sampled rows (greedy rows only if mode.greedy)."""
+    vocab_size = logits.shape[1]
+    padding = -vocab_size % filters.BLOCK
+    logits = logits.astype(jnp.float32)
+    if padding:
+        logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
+    raw = filters.block_maxima(logits)
+    banned = jnp.asarray(inputs.banned)
+    maxima = filters.ban(raw, logits, banned)
+    token = _greedy(logits, maxima, banned) if mode.greedy else _draw(logits, maxima, inputs, mode)
+    bad = jnp.max(maxima, 1) == -jnp.inf
+    token = jnp.minimum(token, vocab_size - 1)
+    if mode.max_logprobs is None:
+        return SampleOutput(token=token, bad=bad, logprob=None, rank=None, top_ids=None, top_logprobs=None)
+    return _with_logprobs(logits, raw, token, bad, min(mode.max_logprobs, vocab_size), mode)
+
+
+def _greedy(logits: jax.Array, maxima: jax.Array, banned: jax.Array) -> jax.Array:
+    """The first of the greatest logits: its block by the maxima, then its place in the block."""
+    values, ids = filters.take_blocks(logits, filters.first_argmax(maxima)[:, None], banned)
+    return jnp.take_along_axis(ids, filters.first_argmax(values)[:, None], 1)[:, 0]
+
+
+def _draw(logits: jax.Array, maxima: jax.Array, inputs: SamplingInput, mode: SamplerMode) -> jax.Array:
+    """Samples from the candidates; rows whose filters reach below them are done again on the whole vocabulary.
+
+    Both give the same token where both apply: the noise belongs to the vocabulary id, not to the place.
+    """
+    banned = jnp.asarray(inputs.banned)
+    rules = filters.RowRules(
+        temperature=jnp.asarray(inputs.temperature),
+        top_k=jnp.asarray(inputs.top_k),
+        top_p=jnp.asarray(inputs.top_p),
+        min_p=jnp.asarray(inputs.min_p),
+        key=filters.noise_keys(jnp.asarray(inputs.seed), jnp.asarray(inputs.position)),
+    )
+    best = jnp.max(maxima, 1)
+    part = filters.candidates(logits, maxima, banned, CANDIDATE_BLOCKS)
+    cut = filters.scaled(part.bound[:, None], best, rules.temperature)[:, 0] < jnp.log(rules.min_p)
+    settled = (rules.temperature < GREEDY_BELOW) | (part.bound == -jnp.inf) | cut
+    above = jnp.sum((part.values > part.bound[:, None]).astype(jnp.int32), 1)
+    settled |= (rules.top_k > 0) & (above >= rules.top_k)
+
+    def row(rows: jax.Array) -> jax.Array:
+        values = jnp.where(jnp.isfinite(logits[rows]), logits[rows], -jnp.inf)
+        return values.at[jnp.arange(rows.shape[0])[:, None], banned[rows]].set(-jnp.inf, mode="drop")
+
+    def mass(rows: jax.Array) -> jax.Array:
+        some = rules.take(rows)
+        scaled = filters.scaled(row(rows), best[rows], some.temperature)
+        return jnp.sum(jnp.where(scaled >= jnp.log(some.min_p)[:, None], jnp.exp(scaled), 0.0), 1)
+
+    def whole(rows: jax.Array) -> jax.Array:
+        ids = lax.broadcasted_iota(jnp.int32, (rows.shape[0], logits.shape[1]), 1)
+        return filters.pick(row(rows), ids, rules.take(rows), jnp.zeros(rows.shape))[0]
+
+    weigh = ~settled & (rules.top_p < 1.0) & (rules.top_k == 0)
+    total = filters.for_rows(mass, weigh, jnp.zeros(weigh.shape), mode.rows_per_pass)
+    token, threshold = filters.pick(part.values, part.ids, rules, total)
+    settled |= weigh & (threshold > part.bound)
+    return filters.for_rows(whole, ~settled, token, mode.rows_per_pass)
+
+
+def _with_logprobs(
+    logits: jax.Array, maxima: jax.Array, token: jax.Array, bad: jax.Array, num_top: int, mode: SamplerMode
+) -> SampleOutput:
+    """Adds the log-probabilities: the best ones from the best blocks, the normaliser and the rank from all entries."""
+    size, width = logits.shape
+    part = filters.candidates(logits, maxima, None, num_top)
+    top, places = lax.top_k(part.values, num_top)  # of equal values the first, which has the least id
+    chosen = jnp.take_along_axis(logits, token[:, None], 1)[:, 0]
+    chosen = jnp.where(jnp.isfinite(chosen), chosen, -jnp.inf)
+    best = jnp.maximum(top[:, 0], np.finfo(np.float32).min)
+
+    def measure(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values = jnp.where(jnp.isfinite(logits[rows]), logits[rows], -jnp.inf)
+        ids = lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
+        mine, my_id = chosen[rows][:, None], token[rows][:, None]
+        ahead = (values > mine) | ((values == mine) & (ids < my_id))
+        rank = 1 + jnp.sum(ahead.astype(jnp.int32), 1)
+        return jnp.log(jnp.sum(jnp.exp(values - best[rows][:, None]), 1)), rank
+
+    everyone = jnp.full((size,), True)
+    nothing = (jnp.zeros(size), jnp.zeros(size, jnp.int32))
+    log_mass, rank = filters.for_rows(measure, everyone, nothing, mode.rows_per_pass)
+    return SampleOutput(
+        token=token,
+        bad=bad,
+        logprob=(chosen - best) - log_mass,
+        rank=rank,
+        top_ids=jnp.take_along_axis(part.ids, places, 1),
+        top_logprobs=(top - best[:, None]) - log_mass[:, None],
+    )

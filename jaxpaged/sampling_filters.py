@@ -1,0 +1,260 @@
+"""Picking tokens from logits: candidate blocks, min_p / top_k / top_p as thresholds, and the sampling noise.
+
+Every filter keeps an upper set of the row's logits, {logit >= t}, so a filter is a threshold, found by bisection
+instead of a sort. Tie rule: tokens whose logits equal the threshold are all kept, so top_k may keep more than k
+and top_p more than a sort would; there is no other difference from the sort-based definition.
+
+Letters: S sampled rows, V vocabulary, N entries looked at per row (the vocabulary, or a part of it that is known to
+hold every kept token), G blocks per row, E banned ids per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jaxpaged.sampling_params import GREEDY_BELOW
+
+BLOCK = 32  # entries per block of the vocabulary
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class RowRules:
+    """What the rows ask of sampling, one entry per row."""
+
+    temperature: jax.Array  # f32[S]
+    top_k: jax.Array  # int32[S]; 0: off
+    top_p: jax.Array  # f32[S]; 1: off
+    min_p: jax.Array  # f32[S]; 0: off
+    key: jax.Array  # uint32[S, 2]: the noise of (seed, position)
+
+    def take(self, rows: jax.Array) -> RowRules:
+        """The rules of some rows, int32[C]."""
+        return jax.tree.map(lambda field: field[rows], self)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Part of each row: every entry of the row above `bound`, and some others."""
+
+    values: jax.Array  # f32[S, N]; -inf: must not be picked
+    ids: jax.Array  # int32[S, N], vocabulary ids in ascending order
+    bound: jax.Array  # f32[S]: no entry left out is greater; -inf: none that may be picked is left out
+
+
+# ---- noise
+
+
+def _mix(word: jax.Array) -> jax.Array:
+    """A bijection of uint32 in which each input bit changes about half the output bits."""
+    word = (word ^ (word >> 16)) * np.uint32(0x7FEB352D)
+    word = (word ^ (word >> 15)) * np.uint32(0x846CA68B)
+    return word ^ (word >> 16)
+
+
+def noise_keys(seed: UInt32[Array, "S 2"], position: Int[Array, " S"]) -> UInt32[Array, "S 2"]:
+    """The rows' noise keys: a hash of (seed, position) and of nothing else, so never of the row's place."""
+    place = position.astype(jnp.uint32) * np.uint32(0x9E3779B9)
+    first = _mix(_mix(_mix(seed[:, 0] + np.uint32(0x243F6A88)) ^ seed[:, 1]) + place)
+    second = _mix(_mix(_mix(seed[:, 1] + np.uint32(0x85A308D3)) ^ seed[:, 0]) ^ place)
+    return jnp.stack([first, second], 1)
+
+
+def gumbel(key: UInt32[Array, "S 2"], ids: Int[Array, "S N"]) -> Float[Array, "S N"]:
+    """Standard Gumbel noise, a function of (key, id) only.
+
+    The second key word enters between the two multiplications: rows whose first words differ in few bits would
+    otherwise draw from each other's noise. Values lie in [-3.1, 22.2]; the winners' end is the fine-grained one.
+    """
+    word = ids.astype(jnp.uint32) * np.uint32(0x9E3779B9) + key[:, :1]
+    word = (word ^ (word >> 16)) * np.uint32(0x7FEB352D)
+    word = (word ^ (word >> 15)) + key[:, 1:]
+    word = (word ^ (word >> 16)) * np.uint32(0x846CA68B)
+    word = word ^ (word >> 15)
+    uniform = ((word >> 1).astype(jnp.int32).astype(jnp.float32) + 0.5) * np.float32(2.0**-31)
+    return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, np.float32(1 - 2.0**-24))))
+
+
+# ---- thresholds
+
+
+def _order(value: jax.Array) -> jax.Array:
+    """f32 to int32, keeping the order."""
+    bits = lax.bitcast_convert_type(value, jnp.int32)
+    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+
+
+def _value(order: jax.Array) -> jax.Array:
+    """The inverse of _order, which is its own inverse on the bits."""
+    return lax.bitcast_convert_type(order ^ ((order >> 31) & np.int32(0x7FFFFFFF)), jnp.float32)
+
+
+def upper_threshold(
+    values: Float[Array, "S N"],
+    weights: Float[Array, "S N"],
+    target: Float[Array, " S"],
+    enough: Float[Array, " S"],
+    active: Bool[Array, " S"],
+) -> Float[Array, " S"]:
+    """The greatest t for which the entries >= t weigh at least target; -inf in rows that are not active.
+
+    Entries of weight 0 do not count. All entries together must weigh at least target in active rows. A row whose
+    weight is exactly `enough` at some t stops there (inf: never).
+    Example: values 3, 2, 2, 1, weights 1, target 2 gives t = 2, which keeps three entries.
+    """
+    counted = weights > 0
+    low = _order(jnp.min(jnp.where(counted, values, jnp.inf), 1))
+    high = _order(jnp.max(jnp.where(counted, values, -jnp.inf), 1)) + 1
+    # Invariant: the entries >= low weigh at least target, the entries >= high less (or nothing at all).
+    high = jnp.where(active, high, low)
+
+    def unfinished(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+        low, high = state
+        return jnp.any(high > low + 1)
+
+    def halve(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = state
+        middle = (low & high) + ((low ^ high) >> 1)  # the mean without overflow
+        weight = jnp.sum(jnp.where(values >= _value(middle)[:, None], weights, 0.0), 1)
+        up = weight >= target
+        done = up & (weight == enough)
+        return jnp.where(up, middle, low), jnp.where(up & ~done, high, middle)
+
+    low, _ = lax.while_loop(unfinished, halve, (low, high))
+    return jnp.where(active, _value(low), -jnp.inf)
+
+
+def scaled(
+    values: Float[Array, "S N"], best: Float[Array, " S"], temperature: Float[Array, " S"]
+) -> Float[Array, "S N"]:
+    """(value - best) / temperature: at most 0, so no temperature overflows it to inf or NaN. Greedy rows: by 1."""
+    best = jnp.maximum(best, np.finfo(np.float32).min)  # rows with nothing to pick: -inf - -inf is NaN
+    divisor = jnp.where(temperature < GREEDY_BELOW, 1.0, temperature)
+    return (values - best[:, None]) / divisor[:, None]
+
+
+def pick(
+    values: Float[Array, "S N"], ids: Int[Array, "S N"], rules: RowRules, total: Float[Array, " S"]
+) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
+    """Samples a token per row and tells how far down the filters looked.
+
+    total is what the kept entries of the vocabulary weigh before top_p, for rows where min_p and top_k leave entries
+    outside `values`; 0 for rows where they do not, or where `values` is the vocabulary.
+    Returns (token int32[S], threshold f32[S]: entries below it are not kept; -inf if no filter set one).
+    Greedy rows take the first of the greatest values, untouched by temperature and noise.
+    """
+    best = jnp.max(values, 1)
+    greedy = rules.temperature < GREEDY_BELOW
+    logits = scaled(values, best, rules.temperature)
+    alive = (logits >= jnp.log(rules.min_p)[:, None]) & (values > -jnp.inf)
+    weights = jnp.where(alive, 1.0, 0.0)
+    count = jnp.sum(weights, 1)
+    limit = rules.top_k.astype(jnp.float32)
+    limited = ~greedy & (rules.top_k > 0) & (limit < count)
+    threshold = upper_threshold(values, weights, limit, limit, limited)
+
+    alive = alive & (values >= threshold[:, None])
+    weights = jnp.where(alive, jnp.exp(logits), 0.0)
+    mass = jnp.sum(weights, 1)
+    target = rules.top_p * jnp.maximum(mass, total)
+    nucleus = ~greedy & (rules.top_p < 1.0) & (target <= mass)
+    never = jnp.full_like(target, jnp.inf)
+    threshold = jnp.maximum(threshold, upper_threshold(values, weights, target, never, nucleus))
+
+    alive = alive & (values >= threshold[:, None])
+    noisy = jnp.where(alive, logits + gumbel(rules.key, ids), -jnp.inf)
+    place = first_argmax(jnp.where(greedy[:, None], values, noisy))
+    return jnp.take_along_axis(ids, place[:, None], 1)[:, 0], threshold
+
+
+def first_argmax(values: Float[Array, "S N"]) -> Int[Array, " S"]:
+    """Index of the first greatest value; on the CPU several times as fast as jnp.argmax."""
+    places = lax.broadcasted_iota(jnp.int32, values.shape, 1)
+    best = jnp.max(values, 1)
+    return jnp.min(jnp.where(values == best[:, None], places, values.shape[1] - 1), 1)
+
+
+# ---- blocks
+
+
+def _finite_max(values: jax.Array) -> jax.Array:
+    """Maximum of the finite entries along the last axis; -inf where there are none."""
+
+    def greater(left: jax.Array, right: jax.Array) -> jax.Array:
+        return jnp.where((right > left) & (right < jnp.inf), right, left)
+
+    return lax.reduce(values, np.float32(-np.inf), greater, (values.ndim - 1,))
+
+
+def block_maxima(logits: Float[Array, "S V"]) -> Float[Array, "S G"]:
+    """Greatest finite logit of each block of the vocabulary; V must be a multiple of BLOCK."""
+    return _finite_max(logits.reshape(logits.shape[0], -1, BLOCK))
+
+
+def take_blocks(
+    logits: Float[Array, "S V"], blocks: Int[Array, "S M"], banned: Int[Array, "S E"] | None
+) -> tuple[Float[Array, "S N"], Int[Array, "S N"]]:
+    """The entries of the given blocks and their ids; banned and non-finite ones are -inf. N = M * BLOCK."""
+    rows = logits.shape[0]
+    values = jnp.take_along_axis(logits.reshape(rows, -1, BLOCK), blocks[:, :, None], 1).reshape(rows, -1)
+    offsets = lax.broadcasted_iota(jnp.int32, (1, 1, BLOCK), 2)
+    ids = (blocks[:, :, None] * BLOCK + offsets).reshape(rows, -1)
+    allowed = jnp.isfinite(values)
+    if banned is not None:
+        allowed &= ~jnp.any(ids[:, :, None] == banned[:, None, :], 2)
+    return jnp.where(allowed, values, -jnp.inf), ids
+
+
+def ban(maxima: Float[Array, "S G"], logits: Float[Array, "S V"], banned: Int[Array, "S E"]) -> Float[Array, "S G"]:
+    """The block maxima as they are without the banned ids."""
+    rows, groups = maxima.shape
+    width = banned.shape[1]
+    blocks = jnp.minimum(banned // BLOCK, groups - 1)
+    values, _ = take_blocks(logits, blocks, banned)
+    row = jnp.broadcast_to(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), (rows, width))
+    return maxima.at[row, blocks].set(jnp.max(values.reshape(rows, width, BLOCK), 2))
+
+
+def candidates(
+    logits: Float[Array, "S V"], maxima: Float[Array, "S G"], banned: Int[Array, "S E"] | None, num_blocks: int
+) -> Candidates:
+    """The num_blocks blocks with the greatest maxima (the first ones, when maxima are equal)."""
+    groups = maxima.shape[1]
+    if num_blocks >= groups:
+        blocks = jnp.broadcast_to(jnp.arange(groups, dtype=jnp.int32), maxima.shape)
+        bound = jnp.full(maxima.shape[:1], -jnp.inf)
+    else:
+        top, blocks = lax.top_k(maxima, num_blocks + 1)
+        bound = top[:, -1]
+        blocks = jnp.sort(blocks[:, :-1].astype(jnp.int32), 1)  # ids ascend, so the first of equals has the least id
+    values, ids = take_blocks(logits, blocks, banned)
+    return Candidates(values=values, ids=ids, bound=bound)
+
+
+def for_rows[Result](
+    compute: Callable[[jax.Array], Result], active: Bool[Array, " S"], otherwise: Result, rows_per_pass: int
+) -> Result:
+    """compute(rows int32[C]) -> arrays [C] for the active rows, rows_per_pass at a time; `otherwise` [S] elsewhere.
+
+    On the CPU a few vocabulary-wide rows stay in the cache from one operation to the next; the whole batch would
+    go through memory, into freshly mapped pages, each time.
+    """
+    size = active.shape[0]
+    width = min(rows_per_pass, size)
+    order = jnp.argsort(~active, stable=True).astype(jnp.int32)
+    passes = (jnp.sum(active.astype(jnp.int32)) + width - 1) // width
+
+    def step(index: jax.Array, result: Result) -> Result:
+        rows = lax.dynamic_slice(order, (index * width,), (width,))  # clamped: the last pass may repeat rows
+        use = active[rows]
+        return jax.tree.map(lambda old, new: old.at[rows].set(jnp.where(use, new, old[rows])), result, compute(rows))
+
+    return lax.fori_loop(0, passes, step, otherwise)
