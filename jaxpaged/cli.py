@@ -191,7 +191,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=importlib.metadata.version("jaxpaged"))
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", usage="%(prog)s [options]", help="fetch the demo model and answer several questions at once")
+    demo = commands.add_parser(
+        "demo", usage="%(prog)s [options]", help="fetch the demo model and answer several questions at once"
+    )
     demo.set_defaults(run=_demo, model="demo")
     demo.add_argument("--max-tokens", type=int, default=64, help="longest answer (default: %(default)s)")
 

@@ -12,10 +12,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
-import hypothesis  # noqa: E402
-import jaxtyping  # noqa: E402
+import hypothesis
+import jaxtyping
 
-import tests.support.typecheck  # noqa: E402, F401  the hook below finds it by name
+import tests.support.typecheck  # noqa: F401  the hook below finds it by name
 
 # Every function of the package is type- and shape-checked at run time while tests run.
 jaxtyping.install_import_hook("jaxpaged", "tests.support.typecheck.check_types")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from jaxpaged import cli
 from jaxpaged.sampling_params import SamplingParams
 

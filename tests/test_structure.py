@@ -18,9 +18,8 @@ MAX_LINES = 300
 
 
 def python_files(*folders: str) -> list[Path]:
-    """The .py files under the folders, each once: the links in jaxpaged/ are not followed."""
-    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py", recurse_symlinks=False)) \
-        if sys.version_info >= (3, 13) else (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    """The .py files under the folders, each once and by its real path: jaxpaged/models is models."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return sorted({path.resolve() for path in found})
 
 
