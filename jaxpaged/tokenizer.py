@@ -7,11 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, Self, final
 
-if TYPE_CHECKING:
-    import tokenizers
-    from transformers import PreTrainedTokenizerFast
+import tokenizers
 
 Message = Mapping[str, Any]
 
@@ -55,9 +53,12 @@ class Tokenizer:
         eos_ids: frozenset[int],
         special_tokens: Mapping[str, str],
         chat_template: str | dict[str, str] | None,
-        chat_tokenizer: PreTrainedTokenizerFast | None,
+        chat_tokenizer: Any | None,
     ) -> None:
-        """Prefer from_directory and from_gguf. chat_tokenizer renders templates; None: made when first needed."""
+        """Prefer from_directory and from_gguf.
+
+        chat_tokenizer: the transformers tokenizer that renders templates; None: made when first needed.
+        """
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -82,7 +83,7 @@ class Tokenizer:
         if not path.is_dir():
             raise ValueError(f"{path} is not a directory: give the directory that holds tokenizer.json")
         try:
-            loaded = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            loaded: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"no tokenizer could be loaded from {path} (is tokenizer.json there?): {error}") from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
@@ -104,7 +105,7 @@ class Tokenizer:
         Raises ValueError for a broken file or a kind of tokenizer that is not supported.
         """
         from jaxpaged.gguf_tokenizer import build_tokenizer
-        from jaxpaged.models.weights.gguf_file import read_gguf
+        from jaxpaged.gguf_file import read_gguf
 
         file = read_gguf(path)
         built = build_tokenizer(file.path, file.metadata)
@@ -163,15 +164,15 @@ class Tokenizer:
         except (jinja2.TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refused the messages: {error}") from error
 
-    def _renderer(self) -> PreTrainedTokenizerFast:
+    def _renderer(self) -> Any:
         """The transformers object whose templates are used; a template sees only the special tokens' texts."""
         if self._chat_tokenizer is None:
             with _without_torch_notice():
                 from transformers import PreTrainedTokenizerFast
-            from tokenizers import Tokenizer as Backend
-            from tokenizers.models import BPE
 
             self._chat_tokenizer = PreTrainedTokenizerFast(
-                tokenizer_object=Backend(BPE()), chat_template=self._chat_template, **self._special_tokens
+                tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),
+                chat_template=self._chat_template,
+                **self._special_tokens,
             )
         return self._chat_tokenizer

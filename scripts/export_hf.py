@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from jaxpaged.gguf_tokenizer import build_tokenizer
 from jaxpaged.models.weights.gguf import GGUFSource
-from jaxpaged.models.weights.gguf_file import read_gguf
+from jaxpaged.gguf_file import read_gguf
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -6,12 +6,13 @@ import os
 import re
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from jaxpaged.gguf_file import GGUFFile, TensorEntry, read_gguf
 from jaxpaged.models.weights.dequantise import block_sizes, dequantise
 from jaxpaged.models.weights.gguf_config import ROPE_FREQS, config_dict, generation_config, gguf_architecture
-from jaxpaged.models.weights.gguf_file import GGUFFile, TensorEntry, read_gguf
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -89,11 +90,11 @@ class GGUFSource:
         stored.pop(ROPE_FREQS, None)  # part of the config
         return stored
 
-    def config_dict(self) -> dict[str, object]:
+    def config_dict(self) -> dict[str, Any]:
         """The model's config as Hugging Face's config.json would hold it."""
         return dict(self._config)
 
-    def generation_config(self) -> dict[str, object]:
+    def generation_config(self) -> dict[str, Any]:
         """Begin, end and padding ids and recommended sampling values, as in generation_config.json."""
         return dict(self._generation_config)
 
@@ -102,19 +103,27 @@ class GGUFSource:
         return tuple(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; KeyError for a name that names() does not list."""
-        return self._stored[name].entry.shape
+        """Shape in torch's layout. ValueError for an unknown name."""
+        return self._find(name).entry.shape
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor as float32 (a read-only view of the file where it is stored so); ValueError after close()."""
+        """The tensor as float32, a read-only view of the file where it is stored so.
+
+        ValueError for an unknown name, and after close().
+        """
         if self._file is None:
             raise ValueError(f"{self._path} was closed: open it again to read {name}")
-        stored = self._stored[name]
+        stored = self._find(name)
         start = stored.entry.offset
         data, shape = self._file.data[start : start + stored.num_bytes], stored.entry.shape
         if stored.heads is not None:  # whole rows move, so move the (smaller) stored bytes
             data = _undo_rotary_order(data.reshape(shape[0], -1), stored.heads).reshape(-1)
         return dequantise(data, stored.entry.kind, shape)
+
+    def _find(self, name: str) -> _Stored:
+        if name not in self._stored:
+            raise ValueError(f"{self._path} has no tensor {name}")
+        return self._stored[name]
 
     def close(self) -> None:
         """Let go of the file; arrays read before stay valid."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import log
+from typing import Any
 
 import numpy as np
 
+from jaxpaged.gguf_file import GGUFFile, Value
 from jaxpaged.models.weights.dequantise import KINDS, dequantise
-from jaxpaged.models.weights.gguf_file import GGUFFile, Value
 
 ROPE_FREQS = "rope_freqs.weight"
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -67,7 +68,7 @@ def _llama3_factors(inverse: np.ndarray, factor: float, low: float, high: float,
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def _scaling_from_table(table: np.ndarray, head_dim: int, theta: float) -> dict[str, object] | None:
+def _scaling_from_table(table: np.ndarray, head_dim: int, theta: float) -> dict[str, Any] | None:
     """rope_freqs (the divisors of the inverse frequencies, [head_dim/2]) -> a rope_scaling dictionary.
 
     A table made by Llama 3's rule gives its parameters back; any other is said as explicit divisors ("longrope").
@@ -89,7 +90,7 @@ def _scaling_from_table(table: np.ndarray, head_dim: int, theta: float) -> dict[
     return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
 
 
-def _rope_scaling(keys: _Keys, file: GGUFFile, head_dim: int, theta: float) -> dict[str, object] | None:
+def _rope_scaling(keys: _Keys, file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any] | None:
     kind = keys.optional("rope.scaling.type")
     if ROPE_FREQS in file.tensors:
         entry = file.tensors[ROPE_FREQS]
@@ -103,7 +104,7 @@ def _rope_scaling(keys: _Keys, file: GGUFFile, head_dim: int, theta: float) -> d
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise ValueError(f"{file.path}: rope scaling {kind!r} is not supported (supported: none, linear, yarn)")
-    scaling: dict[str, object] = {
+    scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
@@ -133,7 +134,7 @@ def _hf_architecture(architecture: str, file: GGUFFile, window: object) -> str:
     return _ARCHITECTURES[architecture]
 
 
-def config_dict(file: GGUFFile) -> dict[str, object]:
+def config_dict(file: GGUFFile) -> dict[str, Any]:
     """The model's config.json. ValueError names a key that is missing, of the wrong type, or not supported."""
     architecture = gguf_architecture(file)
     keys = _Keys(file.metadata, architecture)
@@ -149,7 +150,7 @@ def config_dict(file: GGUFFile) -> dict[str, object]:
     )
     theta, window = keys.number("rope.freq_base", 10000.0), keys.optional("attention.sliding_window")
     hf_architecture = _hf_architecture(architecture, file, window)
-    config: dict[str, object] = {
+    config: dict[str, Any] = {
         "architectures": [hf_architecture],
         "model_type": hf_architecture.removesuffix("ForCausalLM").lower(),
         "vocab_size": embedding.shape[0],
@@ -179,12 +180,12 @@ def config_dict(file: GGUFFile) -> dict[str, object]:
     return config
 
 
-def _token_ids(file: GGUFFile, *, ended_by_turn: bool) -> dict[str, object]:
+def _token_ids(file: GGUFFile, *, ended_by_turn: bool) -> dict[str, Any]:
     """bos/eos/pad ids that the metadata names; with ended_by_turn the end-of-turn ids are ends as well."""
     names = ("eos", "eot", "eom") if ended_by_turn else ("eos",)
     ends = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names]
     distinct = list(dict.fromkeys(value for value in ends if isinstance(value, int)))
-    ids: dict[str, object] = {
+    ids: dict[str, Any] = {
         f"{name}_token_id": value
         for name, key in (("bos", "bos"), ("pad", "padding"))
         if isinstance(value := file.metadata.get(f"tokenizer.ggml.{key}_token_id"), int)
@@ -194,7 +195,7 @@ def _token_ids(file: GGUFFile, *, ended_by_turn: bool) -> dict[str, object]:
     return ids
 
 
-def generation_config(file: GGUFFile) -> dict[str, object]:
+def generation_config(file: GGUFFile) -> dict[str, Any]:
     """The model's generation_config.json: token ids, and the sampling values that the file recommends, if any."""
     config = _token_ids(file, ended_by_turn=True)
     for key, name in _SAMPLING.items():
