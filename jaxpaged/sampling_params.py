@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, Self, no_type_check
 
 from jaxpaged.keywords import reject_unknown_keywords
 
@@ -24,6 +24,7 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2  # nothing until the request has finished
 
 
+@no_type_check  # at run time: the annotations are of what is stored; what is given is checked and converted here
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Frozen, checked on construction: ValueError says what was wanted and got; an unknown keyword is a TypeError.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+import jaxpaged.tokenizer
+
 # TOK-BYTE: ids 0..255 are the bytes, 256..299 the merges (or unused names), then these added tokens.
 BYTE_END = 300  # "<|end|>", special
 BYTE_BOS = 301  # "<s>", special
@@ -155,3 +157,15 @@ def _byte_characters() -> list[str]:
 
 def _bos_template(bos: int) -> processors.TemplateProcessing:
     return processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", bos)])
+
+
+def wrapped(backend: Tokenizer, *, bos_id: int | None, eos_id: int | None) -> jaxpaged.tokenizer.Tokenizer:
+    """The project's tokenizer around a backend, without a directory and without a chat template."""
+    return jaxpaged.tokenizer.Tokenizer(
+        backend=backend,
+        bos_id=bos_id,
+        eos_ids=frozenset() if eos_id is None else frozenset([eos_id]),
+        special_tokens={},
+        chat_template=None,
+        chat_tokenizer=None,
+    )
