@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float32, Int32
 
 from jaxpaged.models.rope_config import RopeConfig
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
-    """Frequencies float32[head_dim / 2] in radians per position, and the factor that multiplies cos and sin.
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Float32[np.ndarray, " h"], float]:
+    """Frequencies float32[h = head_dim / 2] in radians per position, and the factor that multiplies cos and sin.
 
     "dynamic" depends on the sequence's length and is refused (ValueError): use dynamic_inverse_frequencies.
     """
@@ -29,7 +29,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, fl
             raise ValueError("rope type 'dynamic' has no fixed frequencies; call dynamic_inverse_frequencies")
 
 
-def dynamic_inverse_frequencies(rope: RopeConfig, head_dim: int, rope_len: jax.Array) -> jax.Array:
+def dynamic_inverse_frequencies(rope: RopeConfig, head_dim: int, rope_len: Int32[Array, " T"]) -> Float32[Array, "T h"]:
     """Frequencies float32[T, head_dim / 2] of "dynamic" NTK scaling; cos and sin are not scaled.
 
     rope_len int32[T] is, for each token, max(prompt length, position + 1) of its sequence. That is what
@@ -51,7 +51,7 @@ def dynamic_inverse_frequencies(rope: RopeConfig, head_dim: int, rope_len: jax.A
     return jnp.asarray(_unscaled(rope, head_dim))[None, :] * stretch[:, None] ** exponent[None, :]
 
 
-def _known(value: float | None) -> float:
+def _known(value: float | int | None) -> float:
     """A field that the kind always has: RopeConfig.from_hf fills it."""
     assert value is not None
     return float(value)
@@ -98,7 +98,7 @@ def _yarn(rope: RopeConfig, head_dim: int) -> np.ndarray:
     return interpolated * (np.float32(1.0) - kept) + (np.float32(1.0) / powers) * kept
 
 
-def _yarn_ramp_bounds(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
+def _yarn_ramp_bounds(rope: RopeConfig, head_dim: int) -> tuple[float | int, float | int]:
     """Indices of the frequencies that make beta_fast and beta_slow turns in the original length."""
     original = _known(rope.original_max_position)
 

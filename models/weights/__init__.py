@@ -40,6 +40,8 @@ def open_checkpoint(
     revision, token and download_dir concern hub ids only. A local path wins over a hub id of the same name.
     Raises ValueError saying what is missing or wrong: the path, the id, config.json, a weight file.
     """
+    if not path_or_id:
+        raise ValueError("the model must be a directory, a .gguf file or a hub id (owner/name), got an empty string")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return _open_directory(path)

@@ -26,18 +26,29 @@ def fetch_snapshot(repo_id: str, *, revision: str | None, token: str | None, dow
     from huggingface_hub import snapshot_download  # a slow import, needed for hub ids only
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    def snapshot(local_files_only: bool) -> Path:
+        folder = snapshot_download(
+            repo_id,
+            revision=revision,
+            token=token,
+            cache_dir=download_dir,
+            allow_patterns=list(_WANTED),
+            ignore_patterns=list(_UNWANTED),
+            local_files_only=local_files_only,
+        )
+        return Path(folder)
+
+    # The client raises some failures of the connection (a proxy that refuses) as the bare error class of its HTTP
+    # library, which differs between its versions, and does not look into the cache then.
+    connection_error = HfHubHTTPError.__bases__[0]
     at = f" at revision {revision!r}" if revision is not None else ""
     try:
-        return Path(
-            snapshot_download(
-                repo_id,
-                revision=revision,
-                token=token,
-                cache_dir=download_dir,
-                allow_patterns=list(_WANTED),
-                ignore_patterns=list(_UNWANTED),
-            )
-        )
+        try:
+            return snapshot(local_files_only=False)
+        except Exception as error:
+            if not isinstance(error, connection_error) or isinstance(error, HfHubHTTPError):
+                raise
+            return snapshot(local_files_only=True)
     except LocalEntryNotFoundError as error:
         raise ValueError(
             f"model {repo_id!r}{at} is no local path and is not complete in the hub cache, and the hub cannot be "

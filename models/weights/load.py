@@ -25,13 +25,12 @@ class Slot:
     """One parameter of the model and the checkpoint tensors it is made of.
 
     Example: a fused gate and up projection has path ("layers", 3, "mlp", "gate_up"), the two tensors' names,
-    their shapes [F, D] each in `expected`, and a build function that stacks and transposes them to `shape`.
+    their shapes [F, D] each in `expected`, and a build function that stacks them to [2, F, D].
     """
 
     path: tuple[str | int, ...]  # keys into the model's parameter state
     names: tuple[str, ...]
     expected: tuple[tuple[int, ...], ...]  # per name: the tensor's shape in the checkpoint
-    shape: tuple[int, ...]  # of what build returns
     build: Callable[[list[np.ndarray]], np.ndarray]  # arrays in the order of names; may return a view
 
 
@@ -138,6 +137,4 @@ def _equal(left: np.ndarray, right: np.ndarray) -> bool:
 
 def _load_slot(slot: Slot, source: TensorSource, place: Callable[[Slot, np.ndarray], jax.Array]) -> jax.Array:
     """One slot's arrays live only in this frame."""
-    built = slot.build([source.read(name) for name in slot.names])
-    assert built.shape == slot.shape, f"slot {slot.path}: built {built.shape}, declared {slot.shape}"
-    return jax.block_until_ready(place(slot, built))
+    return jax.block_until_ready(place(slot, slot.build([source.read(name) for name in slot.names])))

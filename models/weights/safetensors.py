@@ -103,9 +103,8 @@ def _open_directory(directory: Path) -> dict[str, _Entry]:
         return _read_header(directory / SINGLE_FILE)
     if (directory / INDEX_FILE).is_file():
         return _open_shards(directory)
-    found = sorted(
-        path.name for path in directory.iterdir() if path.suffix in (".safetensors", ".bin", ".gguf", ".pth")
-    )
+    suffixes = (".safetensors", ".bin", ".gguf", ".pth")
+    found = sorted(path.name for path in directory.iterdir() if path.suffix in suffixes)
     raise ValueError(
         f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE} (weight files found: {', '.join(found) or 'none'}); "
         "convert the checkpoint to safetensors, or pass a .gguf file's own path"

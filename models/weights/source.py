@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 
+@runtime_checkable
 class TensorSource(Protocol):
     """Named tensors of one checkpoint. Names are Hugging Face's, e.g. model.layers.0.self_attn.q_proj.weight."""
 
