@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 from jaxpaged.stop_strings import START, StopStrings, stop_token_strings
 from jaxpaged.token_decoder import token_decoder
@@ -22,6 +22,7 @@ class StopMatch:
     num_tokens: int  # of the pushed ids, those up to and including the one that completed it; later ones do not count
 
 
+@final
 class Detokenizer:
     """Owned by the engine's output side, one for each sequence.
 

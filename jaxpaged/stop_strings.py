@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from jaxpaged.sampling_params import SamplingParams
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 START = 0  # state of a StopStrings automaton before any text
 
 
+@final
 class StopStrings:
     """Aho-Corasick automaton: one dictionary step per character, however many stop strings there are.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import functools
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
     from jaxpaged.tokenizer import Tokenizer
@@ -14,16 +16,16 @@ _REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, hence also tokens
 
 
-class TokenDecoder(Protocol):
+class TokenDecoder(ABC):
     """State of one sequence. The joined results are the text of all ids, as the tokenizer itself decodes them."""
 
+    @abstractmethod
     def feed(self, token_id: int) -> str:
         """The characters that this token completes; "" for an id without an entry in the vocabulary."""
-        ...
 
+    @abstractmethod
     def finish(self) -> str:
         """One replacement character if the ids ended inside a character, else ""."""
-        ...
 
 
 def token_decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> TokenDecoder:
@@ -32,11 +34,12 @@ def token_decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> TokenDe
     steps = _decoder_steps(tokenizer)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return _BytesDecoder(tokenizer, hidden, _ByteLevelPieces(), strip=("", 0))
+        return _BytesDecoder(tokenizer, hidden, _byte_level_piece, strip=("", 0))
     if _is_sentencepiece(steps):
         strip = steps[-1] if kinds[-1] == "Strip" else {"content": "", "start": 0}
-        pieces = _SentencePieces([(step["pattern"]["String"], step["content"]) for step in steps if "pattern" in step])
-        return _BytesDecoder(tokenizer, hidden, pieces, strip=(strip["content"], strip["start"]))
+        replacements = [(step["pattern"]["String"], step["content"]) for step in steps if "pattern" in step]
+        piece = functools.partial(_sentencepiece_piece, replacements)
+        return _BytesDecoder(tokenizer, hidden, piece, strip=(strip["content"], strip["start"]))
     return _WindowDecoder(tokenizer, hidden)
 
 
@@ -59,41 +62,29 @@ def _is_sentencepiece(steps: list[dict[str, Any]]) -> bool:
     return fixed and (kinds[-1] != "Strip" or steps[-1]["stop"] == 0)
 
 
-class _Pieces(Protocol):
-    def piece(self, token: str) -> bytes:
-        """The bytes that a token of the vocabulary stands for."""
-        ...
-
-
-class _ByteLevelPieces:
-    """Tokens written in the byte-level alphabet, one character for each byte."""
-
-    def piece(self, token: str) -> bytes:
-        alphabet = _byte_level_alphabet()
-        try:
-            return bytes([alphabet[character] for character in token])
-        except KeyError:  # an added token with other characters stands for itself
-            return token.encode()
-
-
-class _SentencePieces:
-    """Tokens written plainly, with a mark for spaces; "<0x41>" is the byte 0x41."""
-
-    def __init__(self, replacements: list[tuple[str, str]]) -> None:
-        self._replacements = replacements
-
-    def piece(self, token: str) -> bytes:
-        for old, new in self._replacements:
-            token = token.replace(old, new)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            try:
-                return bytes.fromhex(token[3:5])
-            except ValueError:
-                return token.encode()
+def _byte_level_piece(token: str) -> bytes:
+    """Bytes of a token written in the byte-level alphabet, one character for each byte."""
+    alphabet = _byte_level_alphabet()
+    try:
+        return bytes([alphabet[character] for character in token])
+    except KeyError:  # an added token with other characters stands for itself
         return token.encode()
 
 
-class _BytesDecoder:
+def _sentencepiece_piece(replacements: Sequence[tuple[str, str]], token: str) -> bytes:
+    """Bytes of a token written plainly, with a mark for spaces; "<0x41>" is the byte 0x41."""
+    for old, new in replacements:
+        token = token.replace(old, new)
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes.fromhex(token[3:5])
+        except ValueError:
+            return token.encode()
+    return token.encode()
+
+
+@final
+class _BytesDecoder(TokenDecoder):
     """Each token stands for bytes; their concatenation is read as UTF-8.
 
     Bytes that are no UTF-8 become one replacement character for each maximal invalid piece, as with byte-level
@@ -103,11 +94,16 @@ class _BytesDecoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, hidden: frozenset[int], pieces: _Pieces, *, strip: tuple[str, int]
+        self,
+        tokenizer: Tokenizer,
+        hidden: frozenset[int],
+        piece: Callable[[str], bytes],
+        *,
+        strip: tuple[str, int],
     ) -> None:
         self._name = tokenizer.backend.id_to_token
         self._hidden = hidden
-        self._pieces = pieces
+        self._piece = piece
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stripped, self._to_strip = strip  # character, and how many of it may still go from the text's start
 
@@ -115,7 +111,7 @@ class _BytesDecoder:
         name = None if token_id in self._hidden else self._name(token_id)
         if name is None:
             return ""
-        return self._strip(self._utf8.decode(self._pieces.piece(name)))
+        return self._strip(self._utf8.decode(self._piece(name)))
 
     def finish(self) -> str:
         return self._strip(self._utf8.decode(b"", final=True))
@@ -130,7 +126,8 @@ class _BytesDecoder:
         return text
 
 
-class _WindowDecoder:
+@final
+class _WindowDecoder(TokenDecoder):
     """For other tokenizers: decodes the last few ids with the tokenizer and takes what is new.
 
     The window begins with the ids that gave the last characters, so that spaces between tokens come out as in
