@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
+import huggingface_hub.errors
+import huggingface_hub.utils
 import pytest
 
 from jaxpaged.models.weights import open_checkpoint
