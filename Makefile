@@ -1,7 +1,8 @@
-# Everything runs in .venv, made on first use and made again when pyproject.toml changes.
+# Everything runs in .venv, made on first use and brought up to date when pyproject.toml changes.
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+RUN := $(VENV)/.installed
+CHECK := $(VENV)/.installed-test
 WORKERS ?= auto
 PYTHONS := $(PYTHON) python3.14 python3.13 python3.12 python3
 RECENT := import sys; sys.exit(sys.version_info < (3, 12))
@@ -12,11 +13,11 @@ RECENT := import sys; sys.exit(sys.version_info < (3, 12))
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-venv: $(STAMP)  ## make the environment in .venv
+venv: $(CHECK)  ## make the environment in .venv
 
-$(STAMP): pyproject.toml
-	@test -x $(BIN)/python || { \
-	    for python in $(PYTHONS); do \
+$(RUN): pyproject.toml
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	    found=; for python in $(PYTHONS); do \
 	        $$python -c '$(RECENT)' >/dev/null 2>&1 && { found=$$python; break; }; \
 	    done; \
 	    test -n "$$found" || { \
@@ -27,26 +28,31 @@ $(STAMP): pyproject.toml
 	        echo "$$found cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; \
 	        exit 1; }; }
 	@echo "Installing into $(VENV): minutes the first time"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable .
 	@touch $@
 
-demo: $(STAMP)  ## fetch the demo model and generate for several prompts at once
+$(CHECK): $(RUN)
+	@echo "Installing the tools for tests into $(VENV)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+demo: $(RUN)  ## fetch the demo model and generate for several prompts at once
 	@$(BIN)/jaxpaged demo
 
 test: lint typecheck  ## lint, type-check and run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
-test-slow: $(STAMP)  ## run the slow tests
+test-slow: $(CHECK)  ## run the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 
-lint: $(STAMP)  ## ruff and the import contract
+lint: $(CHECK)  ## ruff and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 
-typecheck: $(STAMP)  ## pyright
+typecheck: $(CHECK)  ## pyright
 	$(BIN)/pyright
 
-bench: $(STAMP)  ## throughput and latency on the demo model
+bench: $(RUN)  ## throughput and latency on the demo model
 	$(BIN)/python scripts/bench.py
 
 clean:  ## remove caches and build products; .venv stays

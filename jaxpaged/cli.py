@@ -19,6 +19,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxpaged.config import EngineConfig
+from jaxpaged.demo import DEMO_MODEL
 from jaxpaged.sampling_params import SamplingParams
 
 if typing.TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo", usage="%(prog)s [options]", help="fetch the demo model and answer several questions at once"
     )
-    demo.set_defaults(run=_demo, model="demo")
+    demo.set_defaults(run=_demo, model=DEMO_MODEL)
     demo.add_argument("--max-tokens", type=int, default=64, help="longest answer (default: %(default)s)")
 
     generate = commands.add_parser(
@@ -221,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help='directory, .gguf file, Hugging Face id, or "demo"')
+    parser.add_argument("model", metavar="MODEL", help=f'directory, .gguf file, Hugging Face id, or "{DEMO_MODEL}"')
 
 
 def _add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
