@@ -221,14 +221,16 @@ class Scheduler:
             index += 1
             if want == 1:
                 decoding -= 1
-            count = min(want, step.budget - decoding)
-            if count > 0 and self._make_room(request, request.num_computed + count, step):
+            count = want if want <= step.budget - decoding else step.budget - decoding
+            if count > 0 and self._make_room(request, count, step):
                 step.add(request, count)
 
-    def _make_room(self, request: Request, num_tokens: int, step: StepBuilder) -> bool:
-        """Give a running request blocks for num_tokens tokens, preempting from the end; False if it had to go."""
+    def _make_room(self, request: Request, count: int, step: StepBuilder) -> bool:
+        """Give a running request blocks for its next tokens, preempting from the end; False if it had to go."""
+        if count == 1 and request.num_computed % self._blocks.block_size:
+            return True  # the block holds the token before, too
         assert request.slot is not None, f"{request.request_id} runs without a slot"
-        while not self._blocks.grow(request.slot, num_tokens):
+        while not self._blocks.grow(request.slot, request.num_computed + count):
             victim = self._running[-1]
             self._preempt(victim)
             step.preempted.append(victim.request_id)

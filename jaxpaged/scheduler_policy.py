@@ -64,9 +64,10 @@ def order(policy: str) -> Callable[[Request], tuple[int, int]]:
 
 def tokens_wanted(request: Request) -> int:
     """Tokens a running request has to compute; none once its last output is in flight."""
-    if request.num_outputs >= request.max_tokens:
+    outputs = request.num_outputs
+    if outputs >= request.max_tokens:
         return 0
-    return request.num_tokens - request.num_computed
+    return len(request.prompt_ids) + outputs - request.num_computed
 
 
 def sibling_to_share(request: Request) -> Request | None:
