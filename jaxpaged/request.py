@@ -41,9 +41,11 @@ class Request:
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    eos_ids: frozenset[int]  # empty when params.ignore_eos
     max_tokens: int  # resolved: params.max_tokens cut to what max_model_len leaves
     seed: int  # resolved: uint64; the request's own or drawn by the engine
+    eos_ids: frozenset[int]  # empty when params.ignore_eos
+    # Ids that end the output besides: params.stop_token_ids, and stop strings that are one special token.
+    stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower runs earlier (policy "priority")
     arrival: int = 0  # running number, set by the scheduler
     cache_key: bytes = b""  # extra key of the prefix-hash chain (salt, adapter, rope length)
@@ -73,6 +75,10 @@ class Request:
     def num_outputs(self) -> int:
         """Known outputs and outputs in flight."""
         return len(self.output_ids) + self.num_pending
+
+    def banned_at(self, num_outputs: int) -> frozenset[int]:
+        """Ids that must not be sampled as output number num_outputs (from 0): what would end it before min_tokens."""
+        return self.eos_ids | self.stop_ids if num_outputs < self.params.min_tokens else frozenset()
 
     @property
     def finished(self) -> bool:

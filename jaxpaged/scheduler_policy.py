@@ -93,7 +93,7 @@ def ending(request: Request) -> tuple[FinishReason, int | None] | None:
     if count > request.params.min_tokens:
         if token in request.eos_ids:
             return FinishReason.STOP, None
-        if token in request.params.stop_ids:
+        if token in request.stop_ids:
             return FinishReason.STOP, token
     if count >= request.max_tokens:
         return FinishReason.LENGTH, None

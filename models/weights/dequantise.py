@@ -65,7 +65,17 @@ def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
     out *= scale
 
 
-_FAST = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
+def _f16(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[...] = blocks.view(np.float16)
+
+
+def _bf16(blocks: np.ndarray, out: np.ndarray) -> None:
+    """The upper half of a float32."""
+    np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+# The commonest types; the others go through the gguf package, which takes two to four times as long.
+_FAST = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "F16": _f16, "BF16": _bf16}
 
 
 def _dequantise_piece(blocks: np.ndarray, kind: int, out: np.ndarray) -> None:
@@ -75,7 +85,8 @@ def _dequantise_piece(blocks: np.ndarray, kind: int, out: np.ndarray) -> None:
 
     fast = _FAST.get(KINDS[kind])
     if fast is None:
-        out[...] = dequantize(blocks, GGMLQuantizationType(kind))
+        # As one row: the package works through groups of rows, so many short ones would be slow.
+        out[...] = dequantize(blocks.reshape(1, -1), GGMLQuantizationType(kind)).reshape(out.shape)
     else:
         fast(blocks, out)
 
@@ -88,7 +99,6 @@ def dequantise(data: np.ndarray, kind: int, shape: tuple[int, ...]) -> np.ndarra
     if KINDS[kind] == "F32":
         return data.view(np.float32).reshape(shape)
     elements, size = block_sizes(kind)
-    # The 16-bit floats have blocks of one element; rows of 32 keep them on the same path as the rest.
     rows = data.reshape(-1, size)
     out = np.empty((prod(shape) // elements, elements), np.float32)
     step = max(1, _PIECE // elements)

@@ -86,7 +86,12 @@ class GGUFSource:
         for entry in file.tensors.values():
             name = _hf_name(entry.name)
             role = name.split(".")[-2] if "." in name else name
-            stored[name] = _Stored(entry=entry, num_bytes=sizes[entry.name], heads=permuted.get(role))
+            heads = permuted.get(role)
+            if heads is not None and entry.shape[0] % (2 * heads):
+                raise ValueError(
+                    f"{file.path}: {entry.name} has {entry.shape[0]} rows, not an even number for each of {heads} heads"
+                )
+            stored[name] = _Stored(entry=entry, num_bytes=sizes[entry.name], heads=heads)
         stored.pop(ROPE_FREQS, None)  # part of the config
         return stored
 

@@ -76,7 +76,7 @@ def _scaling_from_table(table: np.ndarray, head_dim: int, theta: float) -> dict[
     if np.all(table == 1):
         return None
     inverse = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    factor = _shortest(table.max())
+    factor = _shortest(float(table.max()))
     for low, high, original in _LLAMA3_SHAPES:
         if np.allclose(_llama3_factors(inverse, factor, low, high, original), table, rtol=1e-4):
             return {
@@ -86,7 +86,7 @@ def _scaling_from_table(table: np.ndarray, head_dim: int, theta: float) -> dict[
                 "high_freq_factor": high,
                 "original_max_position_embeddings": original,
             }
-    divisors = [_shortest(value) for value in table]
+    divisors = [_shortest(float(value)) for value in table]
     return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
 
 
@@ -94,6 +94,8 @@ def _rope_scaling(keys: _Keys, file: GGUFFile, head_dim: int, theta: float) -> d
     kind = keys.optional("rope.scaling.type")
     if ROPE_FREQS in file.tensors:
         entry = file.tensors[ROPE_FREQS]
+        if entry.shape != (head_dim // 2,):
+            raise ValueError(f"{file.path}: {ROPE_FREQS} must have {head_dim // 2} values, has shape {entry.shape}")
         start, stop = entry.offset, entry.offset + 4 * entry.shape[0]
         return _scaling_from_table(dequantise(file.data[start:stop], entry.kind, entry.shape), head_dim, theta)
     if kind in (None, "none", ""):

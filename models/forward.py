@@ -1,0 +1,42 @@
+"""What every model's backbone takes: one step's tokens and the paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from jaxpaged.models.config import ModelConfig
+from jaxpaged.pallas_kernels import AttentionBatch
+
+KVPair = tuple[Array, Array]  # one layer's keys and values, each [N, K, B, H]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class ForwardInput:
+    """What the backbone reads of a step; padding tokens are token 0 at position 0, written to the trash block."""
+
+    tokens: Int[Array, " T"]
+    positions: Int[Array, " T"]
+    rope_lens: Int[Array, " T"]  # max(prompt length, position + 1) of the token's sequence: dynamic rope only
+    slot_mapping: Int[Array, " T"]
+    attention: AttentionBatch
+
+
+class CausalLM(Protocol):
+    """The interface of a model: a Flax NNX module with these two methods, compiled apart (see jaxpaged.programs)."""
+
+    config: ModelConfig
+
+    def backbone(
+        self, step: ForwardInput, cache: tuple[KVPair, ...], backend: str
+    ) -> tuple[Float[Array, "T D"], tuple[KVPair, ...]]:
+        """Hidden states before the final norm, and the cache with this step's keys and values."""
+        ...
+
+    def logits(self, hidden: Float[Array, "S D"]) -> Float[Array, "S V"]:
+        """Float32 logits of hidden states taken from the backbone."""
+        ...

@@ -1,0 +1,85 @@
+"""Shared layers as Flax NNX modules. Weights keep the checkpoint's [out, in] order, named role_dims.
+
+Letters: T tokens, D model dim, K KV heads, G query heads per KV head, H head dim, F mlp dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxpaged.models.config import ModelConfig
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": jax.nn.gelu,
+    "gelu_pytorch_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+}
+
+
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple[str | None, ...]) -> nnx.Param:
+    """A parameter with its logical axes (sharding.rules maps them to mesh axes); random normal until loaded."""
+    assert len(shape) == len(axes)
+    return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype), axes=axes)
+
+
+def linear(x: Float[Array, "T I"], w: Float[Array, "..."], bias: Float[Array, "..."] | None) -> Float[Array, "..."]:
+    """x · wᵀ + bias: w is [*out, I], the result [T, *out]. The one place where activations meet weights."""
+    flat = w.reshape(-1, w.shape[-1])  # with several output dimensions XLA:CPU transposes the weight in every call
+    y = jax.lax.dot_general(x, flat, (((1,), (1,)), ((), ()))).reshape(x.shape[0], *w.shape[:-1])
+    return y if bias is None else y + bias
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) · scale, computed in float32 (Zhang & Sennrich, 2019)."""
+
+    def __init__(self, dim: int, eps: float, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.scale_d = nnx.Param(jnp.ones((dim,), dtype), axes=("embed",))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*T D"]) -> Float[Array, "*T D"]:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
+        return self.scale_d[...] * wide.astype(x.dtype)
+
+
+class Mlp(nnx.Module):
+    """Gated MLP: down(act(gate x) · up x). Gate and up are one matrix, so that one product computes both."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        d, f = config.hidden_size, config.mlp_dim
+        self.gate_up_2fd = weight(rngs, (2, f, d), dtype, (None, "mlp", "embed"))
+        self.down_df = weight(rngs, (d, f), dtype, ("embed", "mlp"))
+        bias = config.mlp_bias
+        self.gate_up_bias_2f = weight(rngs, (2, f), dtype, (None, "mlp")) if bias else None
+        self.down_bias_d = weight(rngs, (d,), dtype, ("embed",)) if bias else None
+        self.act = config.hidden_act
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        both = linear(x, self.gate_up_2fd[...], value(self.gate_up_bias_2f))
+        hidden = ACTIVATIONS[self.act](both[:, 0]) * both[:, 1]
+        return linear(hidden, self.down_df[...], value(self.down_bias_d))
+
+
+def value(param: nnx.Param | None) -> Array | None:
+    """The array of an optional parameter."""
+    return None if param is None else param[...]
+
+
+def rotate(x: Float[Array, "T *heads H"], cos: Float[Array, "T h"], sin: Float[Array, "T h"]) -> Float[Array, "..."]:
+    """Rotary embedding on the two halves of the head (GPT-NeoX order; Su et al., 2021). h is H / 2."""
+    shape = (cos.shape[0],) + (1,) * (x.ndim - 2) + (cos.shape[1],)
+    cos, sin = cos.reshape(shape), sin.reshape(shape)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+
+
+def embed(table: Float[Array, "V D"], tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+    """Rows of the table. Ids were checked on the host: an id out of range would read another token's row."""
+    return table.at[tokens].get(mode="promise_in_bounds")

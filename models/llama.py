@@ -1,0 +1,92 @@
+"""The Llama family: Llama 1-3, Mistral and their lookalikes, as one Flax NNX module."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxpaged.models.config import ModelConfig
+from jaxpaged.models.forward import ForwardInput, KVPair
+from jaxpaged.models.layers import Mlp, RMSNorm, embed, linear, rotate, value, weight
+from jaxpaged.models.rope import dynamic_inverse_frequencies, inverse_frequencies
+from jaxpaged.pallas_kernels import AttentionSpec, paged_attention, write_kv
+
+class Attention(nnx.Module):
+    """Grouped-query attention. Heads are stored by KV head: its G query heads, its key, its value."""
+
+    def __init__(self, config: ModelConfig, layer: int, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        k, h, d = config.num_kv_heads, config.head_dim, config.hidden_size
+        g = config.num_heads // k
+        self.qkv_kghd = weight(rngs, (k, g + 2, h, d), dtype, ("kv_heads", None, None, "embed"))
+        self.out_dkgh = weight(rngs, (d, k, g, h), dtype, ("embed", "kv_heads", None, None))
+        has_bias = config.attention_bias
+        self.qkv_bias_kgh = weight(rngs, (k, g + 2, h), dtype, ("kv_heads", None, None)) if has_bias else None
+        self.out_bias_d = weight(rngs, (d,), dtype, ("embed",)) if config.attention_out_bias else None
+        self.spec = AttentionSpec(scale=h**-0.5, window=config.windows[layer], soft_cap=None)
+
+    def __call__(self, x, rope, step: ForwardInput, kv: KVPair, backend: str) -> tuple[Array, KVPair]:
+        qkv = linear(x, self.qkv_kghd[...], value(self.qkv_bias_kgh))  # [T, K, G + 2, H]
+        rotated = rotate(qkv[:, :, :-1], *rope)
+        q, k, v = rotated[:, :, :-1], rotated[:, :, -1], qkv[:, :, -1]
+        kv = (write_kv(kv[0], k, step.slot_mapping), write_kv(kv[1], v, step.slot_mapping))
+        mixed = paged_attention(q, *kv, step.attention, self.spec, implementation=backend)
+        out_di = self.out_dkgh[...].reshape(self.out_dkgh.shape[0], -1)
+        return linear(mixed.reshape(x.shape[0], -1), out_di, value(self.out_bias_d)), kv
+
+
+class Layer(nnx.Module):
+    """x + attention(norm x), then + mlp(norm x)."""
+
+    def __init__(self, config: ModelConfig, layer: int, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, rngs=rngs)
+        self.attention = Attention(config, layer, dtype, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, rngs=rngs)
+        self.mlp = Mlp(config, dtype, rngs=rngs)
+
+    def __call__(self, x, rope, step: ForwardInput, kv: KVPair, backend: str) -> tuple[Array, KVPair]:
+        mixed, kv = self.attention(self.attention_norm(x), rope, step, kv, backend)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), kv
+
+
+class Llama(nnx.Module):
+    """Embedding, layers, final norm and head. `backbone` and `logits` are compiled apart: see runner."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        shape = (config.vocab_size, config.hidden_size)
+        self.embed_vd = weight(rngs, shape, dtype, ("vocab", "embed"))
+        self.layers = nnx.List([Layer(config, i, dtype, rngs=rngs) for i in range(config.num_layers)])
+        self.final_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, rngs=rngs)
+        tied = config.tie_word_embeddings
+        self.head_vd = None if tied else weight(rngs, shape, dtype, ("vocab", "embed"))
+        self.config = config
+
+    def backbone(
+        self, step: ForwardInput, cache: tuple[KVPair, ...], backend: str
+    ) -> tuple[Float[Array, "T D"], tuple[KVPair, ...]]:
+        """Hidden states before the final norm, and the cache with this step's keys and values."""
+        x = embed(self.embed_vd[...], step.tokens)
+        rope = self._rope(step)
+        written = []
+        for i, layer in enumerate(self.layers):
+            with jax.named_scope(f"layer_{i}"):
+                x, kv = layer(x, rope, step, cache[i], backend)
+            written.append(kv)
+        return x, tuple(written)
+
+    def logits(self, hidden: Float[Array, "S D"]) -> Float[Array, "S V"]:
+        """Float32 logits of hidden states taken from the backbone."""
+        head = self.embed_vd if self.head_vd is None else self.head_vd
+        return linear(self.final_norm(hidden), head[...], None).astype(jnp.float32)
+
+    def _rope(self, step: ForwardInput) -> tuple[Float[Array, "T h"], Float[Array, "T h"]]:
+        rope, head_dim = self.config.rope, self.config.head_dim
+        if rope.kind == "dynamic":
+            frequencies, scale = dynamic_inverse_frequencies(rope, head_dim, step.rope_lens), 1.0
+        else:
+            static, scale = inverse_frequencies(rope, head_dim)
+            frequencies = jnp.asarray(static)[None, :]
+        angles = step.positions[:, None].astype(jnp.float32) * frequencies
+        return jnp.cos(angles) * scale, jnp.sin(angles) * scale

@@ -1,0 +1,1 @@
+"""Ragged paged attention: one op for decode, chunked prefill and mixed batches."""

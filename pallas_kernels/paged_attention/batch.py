@@ -1,0 +1,92 @@
+"""What all layers of a step share: the ragged batch's arrays and its work list, built on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    """Tile sizes in tokens (lanes: sequences). Data, chosen per platform; a size never changes the result's meaning."""
+
+    decode_lanes: int  # decoding sequences handled together
+    decode_kv: int  # keys per inner iteration, decode
+    prefill_queries: int  # queries of one sequence handled together
+    prefill_kv: int  # keys per inner iteration, prefill
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """What attention computes in one layer. Static."""
+
+    scale: float  # multiplies q·k
+    window: int | None  # W: query i sees keys i-W+1 … i; None: all up to i
+    soft_cap: float | None  # c: scores become c·tanh(score / c); None: off
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class AttentionBatch:
+    """A ragged batch: row r owns queries query_starts[r] … query_starts[r+1]-1, its newest kv_lens[r] tokens' last ones.
+
+    Query q of row r stands at position kv_lens[r] - (query_starts[r+1] - q). Rows beyond the real ones have kv_len 0
+    and no queries. The first num_decodes rows have one query each, so row r's query is token r; the others are cut
+    into tiles of consecutive queries: tile i starts at token tile_starts[i] and belongs to row tile_rows[i].
+    Tiles are in ascending order of tile_starts. Table entries beyond a row's length are valid block ids (0).
+    """
+
+    block_tables: Int[Array, "R P"]
+    kv_lens: Int[Array, " R"]
+    query_starts: Int[Array, " R+1"]
+    num_decodes: Int[Array, ""]
+    tile_rows: Int[Array, " W"]
+    tile_starts: Int[Array, " W"]
+    num_tiles: Int[Array, ""]
+    tiles: TileConfig = field(metadata={"static": True})
+
+
+def max_tiles(num_tokens: int, num_rows: int, tile: int) -> int:
+    """Most prefill tiles a batch of num_tokens tokens can have; a single token is always a decode row."""
+    return 0 if num_tokens < 2 else num_tokens // tile + min(num_rows, num_tokens)
+
+
+def plan_attention(
+    *,
+    block_tables: np.ndarray,
+    kv_lens: np.ndarray,
+    query_starts: np.ndarray,
+    num_rows: int,
+    num_tokens: int,
+    tiles: TileConfig,
+) -> AttentionBatch:
+    """The batch with its work list. All arrays int32 numpy; num_rows rows are real, num_tokens is the padded T.
+
+    Example: counts (1, 1, 5) with prefill_queries 4: num_decodes 2, tile_rows (2, 2), tile_starts (2, 6).
+    """
+    counts = np.diff(query_starts[: num_rows + 1])
+    many = np.flatnonzero(counts != 1)
+    num_decodes = int(many[0]) if many.size else num_rows
+    rows, starts = [], []
+    for row in range(num_decodes, num_rows):
+        first = np.arange(query_starts[row], query_starts[row + 1], tiles.prefill_queries, dtype=np.int32)
+        starts.append(first)
+        rows.append(np.full(first.shape, row, np.int32))
+    width = max_tiles(num_tokens, len(kv_lens), tiles.prefill_queries)
+    tile_rows, tile_starts = np.zeros(width, np.int32), np.zeros(width, np.int32)
+    num_tiles = sum(len(s) for s in starts)
+    if num_tiles:
+        tile_rows[:num_tiles], tile_starts[:num_tiles] = np.concatenate(rows), np.concatenate(starts)
+    return AttentionBatch(
+        block_tables=block_tables,
+        kv_lens=kv_lens,
+        query_starts=query_starts,
+        num_decodes=np.int32(num_decodes),
+        tile_rows=tile_rows,
+        tile_starts=tile_starts,
+        num_tiles=np.int32(num_tiles),
+        tiles=tiles,
+    )

@@ -1,0 +1,148 @@
+"""Paged attention in plain XLA: tiles over sequences and queries, inner loops over the blocks really held.
+
+The online softmax of FlashAttention (Dao et al., 2022) over blocks found through the block table (PagedAttention,
+Kwon et al., 2023). Loop trip counts are data, so one program per token bucket serves every mix of lengths, and the
+work is proportional to the tokens held, not to the table's width.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxpaged.pallas_kernels.paged_attention.batch import AttentionBatch, AttentionSpec
+
+MASKED = -1e30  # finite: exp(MASKED - MASKED) is 1, never NaN
+
+
+def paged_attention_tiled(
+    q: Float[Array, "T K G H"],
+    k_cache: Float[Array, "N K B H"],
+    v_cache: Float[Array, "N K B H"],
+    batch: AttentionBatch,
+    spec: AttentionSpec,
+) -> Float[Array, "T K G H"]:
+    """Decode rows first, then prefill tiles: a tile writes past its own queries, and what follows overwrites that."""
+    num_tokens = q.shape[0]
+    pad = batch.tiles.prefill_queries if batch.tile_rows.shape[0] else 0
+    scaled = (q.astype(jnp.float32) * spec.scale).astype(q.dtype)
+    scaled = jnp.pad(scaled, ((0, pad), (0, 0), (0, 0), (0, 0)))
+    out = jnp.zeros(scaled.shape, q.dtype)
+    out = _decode_rows(out, scaled, k_cache, v_cache, batch, spec)
+    if pad:
+        out = _prefill_tiles(out, scaled, k_cache, v_cache, batch, spec)
+    return out[:num_tokens]
+
+
+def _chunk_blocks(tokens: int, block_size: int, table_width: int) -> int:
+    """Blocks per inner iteration: about `tokens` keys, a divisor of the table's width."""
+    blocks = max(1, tokens // block_size)
+    while table_width % blocks:
+        blocks -= 1
+    return blocks
+
+
+def _cap(scores: Array, spec: AttentionSpec) -> Array:
+    return scores if spec.soft_cap is None else spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
+
+
+def _decode_rows(out, q, k_cache, v_cache, batch, spec):
+    """Rows [0, num_decodes), a tile of lanes at a time; lanes of a tile should have similar lengths."""
+    lanes = min(batch.tiles.decode_lanes, batch.kv_lens.shape[0])
+    num_kv_heads, block_size, head_dim = k_cache.shape[1:]
+    chunk = _chunk_blocks(batch.tiles.decode_kv, block_size, batch.block_tables.shape[1])
+    span = chunk * block_size
+    offsets = jnp.arange(span).reshape(chunk, block_size)
+
+    def tile(i, out):
+        row = jnp.minimum(i * lanes, batch.kv_lens.shape[0] - lanes)
+        lens = lax.dynamic_slice(batch.kv_lens, (row,), (lanes,))
+        tables = lax.dynamic_slice(batch.block_tables, (row, 0), (lanes, batch.block_tables.shape[1]))
+        query = lax.dynamic_slice_in_dim(q, row, lanes)  # [lanes, K, G, H]
+        wide = jnp.broadcast_to(query[:, None], (lanes, chunk, *query.shape[1:]))
+        low = jnp.zeros_like(lens) if spec.window is None else jnp.maximum(lens - spec.window, 0)
+
+        def step(j, carry):
+            top, total, acc = carry  # [lanes, K, G], the same, [lanes, K, G, H]
+            pages = lax.dynamic_slice(tables, (0, j * chunk), (lanes, chunk))
+            key = j * span + offsets
+            seen = (key < lens[:, None, None]) & (key >= low[:, None, None])  # [lanes, chunk, B]
+            k = _gather(k_cache, pages)  # [lanes, chunk, K, B, H]
+            v = jnp.where(seen[:, :, None, :, None], v_cache.at[pages].get(mode="promise_in_bounds"), 0)
+            v = lax.optimization_barrier(v)
+            scores = jnp.einsum("lckgh,lckbh->lckgb", wide, k, preferred_element_type=jnp.float32)
+            scores = jnp.where(seen[:, :, None, None, :], _cap(scores, spec), MASKED)
+            new_top = jnp.maximum(top, scores.max((1, 4)))
+            weights = jnp.exp(scores - new_top[:, None, :, :, None])
+            keep = jnp.exp(top - new_top)
+            part = jnp.einsum("lckgb,lckbh->lckgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            return new_top, total * keep + weights.sum((1, 4)), acc * keep[..., None] + part.sum(1)
+
+        shape = (lanes, num_kv_heads, q.shape[2])
+        start = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+        live = jnp.arange(lanes) + row < batch.num_decodes
+        first = jnp.where(live, low, jnp.iinfo(jnp.int32).max).min() // span
+        last = (jnp.where(live, lens, 0).max() + span - 1) // span
+        _, total, acc = lax.fori_loop(first, last, step, start)
+        done = (acc / jnp.maximum(total, 1e-30)[..., None]).astype(out.dtype)
+        return lax.dynamic_update_slice_in_dim(out, done, row, 0)
+
+    return lax.fori_loop(0, (batch.num_decodes + lanes - 1) // lanes, tile, out)
+
+
+def _gather(cache: Array, pages: Int[Array, "..."]) -> Array:
+    """Blocks by id. The barrier keeps XLA:CPU from fusing the gather into the dot, which then reads it repeatedly."""
+    return lax.optimization_barrier(cache.at[pages].get(mode="promise_in_bounds"))
+
+
+def _prefill_tiles(out, q, k_cache, v_cache, batch, spec):
+    """Tiles of consecutive queries of one sequence, in ascending order."""
+    size = batch.tiles.prefill_queries
+    num_kv_heads, block_size, head_dim = k_cache.shape[1:]
+    groups = q.shape[2]
+    chunk = _chunk_blocks(batch.tiles.prefill_kv, block_size, batch.block_tables.shape[1])
+    span = chunk * block_size
+
+    def flat(cache, pages):  # [K, span, H]
+        return cache.at[pages].get(mode="promise_in_bounds").transpose(1, 0, 2, 3).reshape(num_kv_heads, span, head_dim)
+
+    def tile(i, out):
+        row, start = batch.tile_rows[i], batch.tile_starts[i]
+        end, length = batch.query_starts[row + 1], batch.kv_lens[row]
+        position = length - (end - start) + jnp.arange(size)  # of each query; those past `end` are garbage
+        query = lax.dynamic_slice_in_dim(q, start, size).transpose(1, 0, 2, 3)  # [K, size, G, H]
+        query = lax.optimization_barrier(query.reshape(num_kv_heads, size * groups, head_dim))
+        pages_of_row = lax.dynamic_slice(batch.block_tables, (row, 0), (1, batch.block_tables.shape[1]))[0]
+
+        def step(j, carry):
+            top, total, acc = carry  # [K, size, G], the same, [K, size, G, H]
+            pages = lax.dynamic_slice(pages_of_row, (j * chunk,), (chunk,))
+            key = j * span + jnp.arange(span)
+            seen = key <= position[:, None]  # [size, span]
+            if spec.window is not None:
+                seen &= key > position[:, None] - spec.window
+            k, v = flat(k_cache, pages), flat(v_cache, pages)
+            v = jnp.where((key < length)[:, None], v, 0)
+            k, v = lax.optimization_barrier((k, v))
+            scores = jnp.einsum("kqh,kch->kqc", query, k, preferred_element_type=jnp.float32)
+            scores = scores.reshape(num_kv_heads, size, groups, span)
+            scores = jnp.where(seen[:, None, :], _cap(scores, spec), MASKED)
+            new_top = jnp.maximum(top, scores.max(-1))
+            weights = jnp.exp(scores - new_top[..., None])
+            keep = jnp.exp(top - new_top)
+            flat_weights = weights.astype(v.dtype).reshape(num_kv_heads, size * groups, span)
+            part = jnp.einsum("kqc,kch->kqh", flat_weights, v, preferred_element_type=jnp.float32)
+            acc = acc * keep[..., None] + part.reshape(acc.shape)
+            return new_top, total * keep + weights.sum(-1), acc
+
+        shape = (num_kv_heads, size, groups)
+        begin = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+        low = 0 if spec.window is None else jnp.maximum(position[0] - spec.window + 1, 0) // span
+        high = (jnp.minimum(position[-1] + 1, length) + span - 1) // span
+        _, total, acc = lax.fori_loop(low, high, step, begin)
+        done = (acc / jnp.maximum(total, 1e-30)[..., None]).astype(out.dtype).transpose(1, 0, 2, 3)
+        return lax.dynamic_update_slice_in_dim(out, done, start, 0)
+
+    return lax.fori_loop(0, batch.num_tiles, tile, out)

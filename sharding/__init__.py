@@ -1,0 +1,1 @@
+"""Meshes and logical-axis rules: how arrays are laid out over devices."""
