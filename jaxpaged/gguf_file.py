@@ -12,14 +12,16 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-Value = int | float | bool | str | list["Value"]
+Value = int | float | bool | str | list[Any]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 4
+_MAX_DEPTH = 4  # of arrays in arrays
 _DEFAULT_ALIGNMENT = 32
 _BIG_ENDIAN_VERSIONS = {version << 24 for version in (1, 2, 3)}
 
@@ -71,7 +73,7 @@ class _Cursor:
             raise struct.error("a string runs past the end of the file")
         return self.buffer[start : self.position].decode("utf-8")
 
-    def array(self) -> list[Value]:
+    def array(self, depth: int) -> list[Value]:
         kind, length = self.count("I"), self.count("Q")
         if length > len(self.buffer):
             raise struct.error("an array is longer than the file")
@@ -82,21 +84,23 @@ class _Cursor:
             values = layout.unpack_from(self.buffer, self.position)
             self.position += layout.size
             return list(values)
-        raise ValueError(f"an array of elements of type {kind}")
+        if kind == _ARRAY and depth < _MAX_DEPTH:
+            return [self.array(depth + 1) for _ in range(length)]
+        raise ValueError(f"an array of elements of type {kind}, nested {depth} deep")
 
     def value(self) -> Value:
         kind = self.count("I")
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self.array()
+            return self.array(1)
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
         raise ValueError(f"a value of type {kind}")
 
     def tensor(self) -> TensorEntry:
         name, rank = self.string(), self.count("I")
-        if rank > _MAX_DIMS:
+        if not 1 <= rank <= _MAX_DIMS:
             raise ValueError(f"tensor {name!r} with {rank} dimensions")
         dims = tuple(self.count("Q") for _ in range(rank))
         return TensorEntry(name=name, shape=dims[::-1], kind=self.count("I"), offset=self.count("Q"))

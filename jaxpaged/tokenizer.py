@@ -104,8 +104,8 @@ class Tokenizer:
 
         Raises ValueError for a broken file or a kind of tokenizer that is not supported.
         """
-        from jaxpaged.gguf_tokenizer import build_tokenizer
         from jaxpaged.gguf_file import read_gguf
+        from jaxpaged.gguf_tokenizer import build_tokenizer
 
         file = read_gguf(path)
         built = build_tokenizer(file.path, file.metadata)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from jaxpaged.gguf_file import read_gguf
 from jaxpaged.gguf_tokenizer import build_tokenizer
 from jaxpaged.models.weights.gguf import GGUFSource
-from jaxpaged.gguf_file import read_gguf
 
 
 def _write_json(path: Path, value: object) -> None:
