@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +19,8 @@ MAX_LINES = 300
 
 
 def python_files(*folders: str) -> list[Path]:
-    """The .py files under the folders, each once and by its real path: jaxpaged/models is models."""
-    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return sorted({path.resolve() for path in found})
+    """The .py files under the folders; links such as jaxpaged/models are not followed."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -84,8 +84,22 @@ def test_import_contract_holds() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_wheel_holds_the_package_alone_and_whole(tmp_path: Path) -> None:
+    """A link that the build does not follow makes a wheel without models; a folder too many clashes with others."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    result = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = [Path(name) for name in zipfile.ZipFile(wheel).namelist()]
+    packed = {name.as_posix() for name in names if not name.parts[0].endswith(".dist-info")}
+    own = {path.relative_to(ROOT).as_posix() for path in python_files("jaxpaged")}
+    linked = {f"jaxpaged/{path.relative_to(ROOT).as_posix()}" for path in python_files(*LINKED)}
+    assert packed == own | linked | {"jaxpaged/py.typed"}
+
+
 IMPORT_EVERYTHING = """
 import importlib, logging, os, pkgutil, signal, threading
+import flax.nnx, jax  # they set environment variables of their own
 before = dict(os.environ), logging.root.handlers[:], signal.getsignal(signal.SIGINT)
 import jaxpaged
 names = [module.name for module in pkgutil.walk_packages(jaxpaged.__path__, "jaxpaged.")]
