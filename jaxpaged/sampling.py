@@ -55,12 +55,14 @@ class SampleOutput:
     in ranks and in top_ids alike. Tokens with a non-finite logit have log-probability -inf.
     """
 
-    token: jax.Array  # int32[S]
-    bad: jax.Array  # bool[S]: no token of the row has a finite logit and may be sampled; token is meaningless
-    logprob: jax.Array | None  # f32[S], of token
-    rank: jax.Array | None  # int32[S], of token
-    top_ids: jax.Array | None  # int32[S, K], best first
-    top_logprobs: jax.Array | None  # f32[S, K]
+    token: jax.Array | np.ndarray  # int32[S]
+    bad: (
+        jax.Array | np.ndarray
+    )  # bool[S]: no token of the row has a finite logit and may be sampled; token is meaningless
+    logprob: jax.Array | np.ndarray | None  # f32[S], of token
+    rank: jax.Array | np.ndarray | None  # int32[S], of token
+    top_ids: jax.Array | np.ndarray | None  # int32[S, K], best first
+    top_logprobs: jax.Array | np.ndarray | None  # f32[S, K]
 
 
 def build_sampling_input(
@@ -116,8 +118,9 @@ def sample(logits: Float[Array, "S V"], inputs: SamplingInput, mode: SamplerMode
 
 def _greedy(logits: jax.Array, maxima: jax.Array, banned: jax.Array) -> jax.Array:
     """The first of the greatest logits: its block by the maxima, then its place in the block."""
-    values, ids = filters.take_blocks(logits, filters.first_argmax(maxima)[:, None], banned)
-    return jnp.take_along_axis(ids, filters.first_argmax(values)[:, None], 1)[:, 0]
+    blocks = lax.broadcasted_iota(jnp.int32, maxima.shape, 1)
+    values, ids = filters.take_blocks(logits, filters.id_of_greatest(maxima, blocks)[:, None], banned)
+    return filters.id_of_greatest(values, ids)
 
 
 def _draw(logits: jax.Array, maxima: jax.Array, inputs: SamplingInput, mode: SamplerMode) -> jax.Array:
@@ -135,10 +138,9 @@ def _draw(logits: jax.Array, maxima: jax.Array, inputs: SamplingInput, mode: Sam
     )
     best = jnp.max(maxima, 1)
     part = filters.candidates(logits, maxima, banned, CANDIDATE_BLOCKS)
-    cut = filters.scaled(part.bound[:, None], best, rules.temperature)[:, 0] < jnp.log(rules.min_p)
-    settled = (rules.temperature < GREEDY_BELOW) | (part.bound == -jnp.inf) | cut
-    above = jnp.sum((part.values > part.bound[:, None]).astype(jnp.int32), 1)
-    settled |= (rules.top_k > 0) & (above >= rules.top_k)
+    if part.values.shape[1] == logits.shape[1]:  # a small vocabulary: all of it
+        return filters.pick(part.values, part.ids, best, jnp.zeros(best.shape), rules)[0]
+    settled, weigh = _reach(part, best, rules)
 
     def row(rows: jax.Array) -> jax.Array:
         values = jnp.where(jnp.isfinite(logits[rows]), logits[rows], -jnp.inf)
@@ -151,13 +153,21 @@ def _draw(logits: jax.Array, maxima: jax.Array, inputs: SamplingInput, mode: Sam
 
     def whole(rows: jax.Array) -> jax.Array:
         ids = lax.broadcasted_iota(jnp.int32, (rows.shape[0], logits.shape[1]), 1)
-        return filters.pick(row(rows), ids, rules.take(rows), jnp.zeros(rows.shape))[0]
+        return filters.pick(row(rows), ids, best[rows], jnp.zeros(rows.shape), rules.take(rows))[0]
 
-    weigh = ~settled & (rules.top_p < 1.0) & (rules.top_k == 0)
     total = filters.for_rows(mass, weigh, jnp.zeros(weigh.shape), mode.rows_per_pass)
-    token, threshold = filters.pick(part.values, part.ids, rules, total)
+    token, threshold = filters.pick(part.values, part.ids, best, total, rules)
     settled |= weigh & (threshold > part.bound)
     return filters.for_rows(whole, ~settled, token, mode.rows_per_pass)
+
+
+def _reach(part: filters.Candidates, best: jax.Array, rules: filters.RowRules) -> tuple[jax.Array, jax.Array]:
+    """bool[S] each: rows whose kept tokens are all candidates; of the others, those where top_p may make it so."""
+    cut = filters.scaled(part.bound[:, None], best, rules.temperature)[:, 0] < jnp.log(rules.min_p)
+    settled = (rules.temperature < GREEDY_BELOW) | (part.bound == -jnp.inf) | cut
+    above = jnp.sum((part.values > part.bound[:, None]).astype(jnp.int32), 1)
+    settled |= (rules.top_k > 0) & (above >= rules.top_k)
+    return settled, ~settled & (rules.top_p < 1.0) & (rules.top_k == 0)
 
 
 def _with_logprobs(
@@ -166,7 +176,8 @@ def _with_logprobs(
     """Adds the log-probabilities: the best ones from the best blocks, the normaliser and the rank from all entries."""
     size, width = logits.shape
     part = filters.candidates(logits, maxima, None, num_top)
-    top, places = lax.top_k(part.values, num_top)  # of equal values the first, which has the least id
+    ids, values = lax.sort((part.ids, part.values), num_keys=1)  # of equal values top_k then takes the least id
+    top, places = lax.top_k(values, num_top)
     chosen = jnp.take_along_axis(logits, token[:, None], 1)[:, 0]
     chosen = jnp.where(jnp.isfinite(chosen), chosen, -jnp.inf)
     best = jnp.maximum(top[:, 0], np.finfo(np.float32).min)
@@ -182,11 +193,12 @@ def _with_logprobs(
     everyone = jnp.full((size,), True)
     nothing = (jnp.zeros(size), jnp.zeros(size, jnp.int32))
     log_mass, rank = filters.for_rows(measure, everyone, nothing, mode.rows_per_pass)
+    log_mass = jnp.maximum(log_mass, 0.0)  # below only in rows without a finite logit, where it is -inf
     return SampleOutput(
         token=token,
         bad=bad,
         logprob=(chosen - best) - log_mass,
         rank=rank,
-        top_ids=jnp.take_along_axis(part.ids, places, 1),
+        top_ids=jnp.take_along_axis(ids, places, 1),
         top_logprobs=(top - best[:, None]) - log_mass[:, None],
     )

@@ -46,7 +46,7 @@ class Candidates:
     """Part of each row: every entry of the row above `bound`, and some others."""
 
     values: jax.Array  # f32[S, N]; -inf: must not be picked
-    ids: jax.Array  # int32[S, N], vocabulary ids in ascending order
+    ids: jax.Array  # int32[S, N], their vocabulary ids, in no order
     bound: jax.Array  # f32[S]: no entry left out is greater; -inf: none that may be picked is left out
 
 
@@ -102,19 +102,18 @@ def upper_threshold(
     weights: Float[Array, "S N"],
     target: Float[Array, " S"],
     enough: Float[Array, " S"],
+    best: Float[Array, " S"],
     active: Bool[Array, " S"],
 ) -> Float[Array, " S"]:
     """The greatest t for which the entries >= t weigh at least target; -inf in rows that are not active.
 
-    Entries of weight 0 do not count. All entries together must weigh at least target in active rows. A row whose
-    weight is exactly `enough` at some t stops there (inf: never).
+    best is the greatest value; entries of weight 0 do not count. All entries together must weigh at least target in
+    active rows. A row whose weight is exactly `enough` at some t stops there (inf: never).
     Example: values 3, 2, 2, 1, weights 1, target 2 gives t = 2, which keeps three entries.
     """
-    counted = weights > 0
-    low = _order(jnp.min(jnp.where(counted, values, jnp.inf), 1))
-    high = _order(jnp.max(jnp.where(counted, values, -jnp.inf), 1)) + 1
+    low = _order(jnp.min(jnp.where(weights > 0, values, jnp.inf), 1))
     # Invariant: the entries >= low weigh at least target, the entries >= high less (or nothing at all).
-    high = jnp.where(active, high, low)
+    high = jnp.where(active, _order(best) + 1, low)
 
     def unfinished(state: tuple[jax.Array, jax.Array]) -> jax.Array:
         low, high = state
@@ -142,44 +141,46 @@ def scaled(
 
 
 def pick(
-    values: Float[Array, "S N"], ids: Int[Array, "S N"], rules: RowRules, total: Float[Array, " S"]
+    values: Float[Array, "S N"],
+    ids: Int[Array, "S N"],
+    best: Float[Array, " S"],
+    total: Float[Array, " S"],
+    rules: RowRules,
 ) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
     """Samples a token per row and tells how far down the filters looked.
 
-    total is what the kept entries of the vocabulary weigh before top_p, for rows where min_p and top_k leave entries
-    outside `values`; 0 for rows where they do not, or where `values` is the vocabulary.
-    Returns (token int32[S], threshold f32[S]: entries below it are not kept; -inf if no filter set one).
-    Greedy rows take the first of the greatest values, untouched by temperature and noise.
+    best is the greatest of the row's values. total is what the kept entries of the vocabulary weigh before top_p, for
+    rows where min_p and top_k leave entries outside `values`; 0 for rows where `values` holds all of them.
+    Returns (token int32[S], threshold f32[S]: entries below it are not kept; -inf if top_k and top_p set none).
+    Greedy rows take the least id of the greatest values, untouched by temperature and noise.
     """
-    best = jnp.max(values, 1)
     greedy = rules.temperature < GREEDY_BELOW
     logits = scaled(values, best, rules.temperature)
     alive = (logits >= jnp.log(rules.min_p)[:, None]) & (values > -jnp.inf)
-    weights = jnp.where(alive, 1.0, 0.0)
-    count = jnp.sum(weights, 1)
     limit = rules.top_k.astype(jnp.float32)
-    limited = ~greedy & (rules.top_k > 0) & (limit < count)
-    threshold = upper_threshold(values, weights, limit, limit, limited)
 
-    alive = alive & (values >= threshold[:, None])
-    weights = jnp.where(alive, jnp.exp(logits), 0.0)
-    mass = jnp.sum(weights, 1)
-    target = rules.top_p * jnp.maximum(mass, total)
-    nucleus = ~greedy & (rules.top_p < 1.0) & (target <= mass)
-    never = jnp.full_like(target, jnp.inf)
-    threshold = jnp.maximum(threshold, upper_threshold(values, weights, target, never, nucleus))
+    def narrow(stage: jax.Array, threshold: jax.Array) -> jax.Array:
+        """Stage 0 is top_k, where every entry weighs 1; stage 1 is top_p on what top_k left."""
+        by_count = stage == 0
+        weights = jnp.where(by_count, 1.0, jnp.exp(logits))
+        weights = jnp.where(alive & (values >= threshold[:, None]), weights, 0.0)
+        mass = jnp.sum(weights, 1)
+        target = jnp.where(by_count, limit, rules.top_p * jnp.maximum(mass, total))
+        active = ~greedy & jnp.where(by_count, (limit > 0) & (limit < mass), (rules.top_p < 1) & (target <= mass))
+        enough = jnp.where(by_count, limit, jnp.inf)
+        return jnp.maximum(threshold, upper_threshold(values, weights, target, enough, best, active))
 
-    alive = alive & (values >= threshold[:, None])
-    noisy = jnp.where(alive, logits + gumbel(rules.key, ids), -jnp.inf)
-    place = first_argmax(jnp.where(greedy[:, None], values, noisy))
-    return jnp.take_along_axis(ids, place[:, None], 1)[:, 0], threshold
+    needed = ~greedy & ((rules.top_k > 0) | (rules.top_p < 1.0))
+    stages = jnp.where(jnp.any(needed), 2, 0)
+    threshold = lax.fori_loop(0, stages, narrow, jnp.full_like(best, -jnp.inf))
+    noisy = jnp.where(alive & (values >= threshold[:, None]), logits + gumbel(rules.key, ids), -jnp.inf)
+    return id_of_greatest(jnp.where(greedy[:, None], values, noisy), ids), threshold
 
 
-def first_argmax(values: Float[Array, "S N"]) -> Int[Array, " S"]:
-    """Index of the first greatest value; on the CPU several times as fast as jnp.argmax."""
-    places = lax.broadcasted_iota(jnp.int32, values.shape, 1)
+def id_of_greatest(values: Float[Array, "S N"], ids: Int[Array, "S N"]) -> Int[Array, " S"]:
+    """The least id among the greatest values; on the CPU several times as fast as jnp.argmax."""
     best = jnp.max(values, 1)
-    return jnp.min(jnp.where(values == best[:, None], places, values.shape[1] - 1), 1)
+    return jnp.min(jnp.where(values == best[:, None], ids, np.iinfo(np.int32).max), 1)
 
 
 # ---- blocks
@@ -204,7 +205,8 @@ def take_blocks(
 ) -> tuple[Float[Array, "S N"], Int[Array, "S N"]]:
     """The entries of the given blocks and their ids; banned and non-finite ones are -inf. N = M * BLOCK."""
     rows = logits.shape[0]
-    values = jnp.take_along_axis(logits.reshape(rows, -1, BLOCK), blocks[:, :, None], 1).reshape(rows, -1)
+    row = lax.broadcasted_iota(jnp.int32, blocks.shape, 0)
+    values = logits.reshape(rows, -1, BLOCK).at[row, blocks].get(mode="promise_in_bounds").reshape(rows, -1)
     offsets = lax.broadcasted_iota(jnp.int32, (1, 1, BLOCK), 2)
     ids = (blocks[:, :, None] * BLOCK + offsets).reshape(rows, -1)
     allowed = jnp.isfinite(values)
@@ -219,8 +221,8 @@ def ban(maxima: Float[Array, "S G"], logits: Float[Array, "S V"], banned: Int[Ar
     width = banned.shape[1]
     blocks = jnp.minimum(banned // BLOCK, groups - 1)
     values, _ = take_blocks(logits, blocks, banned)
-    row = jnp.broadcast_to(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), (rows, width))
-    return maxima.at[row, blocks].set(jnp.max(values.reshape(rows, width, BLOCK), 2))
+    row = lax.broadcasted_iota(jnp.int32, (rows, width), 0)
+    return maxima.at[row, blocks].set(jnp.max(values.reshape(rows, width, BLOCK), 2), mode="promise_in_bounds")
 
 
 def candidates(
@@ -232,9 +234,9 @@ def candidates(
         blocks = jnp.broadcast_to(jnp.arange(groups, dtype=jnp.int32), maxima.shape)
         bound = jnp.full(maxima.shape[:1], -jnp.inf)
     else:
-        top, blocks = lax.top_k(maxima, num_blocks + 1)
-        bound = top[:, -1]
-        blocks = jnp.sort(blocks[:, :-1].astype(jnp.int32), 1)  # ids ascend, so the first of equals has the least id
+        # Without the barrier XLA:CPU makes the slices part of the top-k, which it then does by sorting: 9 times slower.
+        top, blocks = lax.optimization_barrier(lax.top_k(maxima, num_blocks + 1))
+        bound, blocks = top[:, -1], blocks[:, :-1]
     values, ids = take_blocks(logits, blocks, banned)
     return Candidates(values=values, ids=ids, bound=bound)
 
@@ -249,12 +251,16 @@ def for_rows[Result](
     """
     size = active.shape[0]
     width = min(rows_per_pass, size)
-    order = jnp.argsort(~active, stable=True).astype(jnp.int32)
-    passes = (jnp.sum(active.astype(jnp.int32)) + width - 1) // width
+    row = lax.broadcasted_iota(jnp.int32, (size, size), 0)
+    column = lax.broadcasted_iota(jnp.int32, (size, size), 1)
+    place = jnp.sum((active[None, :] & (column < row)).astype(jnp.int32), 1)  # of an active row among the active
+    order = jnp.sum(jnp.where(active[None, :] & (place[None, :] == row), column, 0), 1)
+    count = jnp.sum(active.astype(jnp.int32))
 
     def step(index: jax.Array, result: Result) -> Result:
-        rows = lax.dynamic_slice(order, (index * width,), (width,))  # clamped: the last pass may repeat rows
+        # The slice is clamped: the last pass may repeat rows or, beyond the active ones, compute row 0 unused.
+        rows = lax.dynamic_slice(order, (index * width,), (width,))
         use = active[rows]
         return jax.tree.map(lambda old, new: old.at[rows].set(jnp.where(use, new, old[rows])), result, compute(rows))
 
-    return lax.fori_loop(0, passes, step, otherwise)
+    return lax.fori_loop(0, (count + width - 1) // width, step, otherwise)
