@@ -83,16 +83,16 @@ class Tokenizer:
         if not path.is_dir():
             raise ValueError(f"{path} is not a directory: give the directory that holds tokenizer.json")
         try:
-            loaded: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            loaded = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"no tokenizer could be loaded from {path} (is tokenizer.json there?): {error}") from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
             raise ValueError(f"{path} holds a {type(loaded).__name__}, which has no tokenizer.json form: convert it")
-        eos = loaded.eos_token_id
+        bos, eos = loaded.bos_token_id, loaded.eos_token_id
         return cls(
             backend=loaded.backend_tokenizer,
-            bos_id=loaded.bos_token_id,
-            eos_ids=frozenset() if eos is None else frozenset([eos]),
+            bos_id=bos if isinstance(bos, int) else None,
+            eos_ids=frozenset([eos] if isinstance(eos, int) else []),
             special_tokens=loaded.special_tokens_map,
             chat_template=loaded.chat_template,
             chat_tokenizer=loaded,

@@ -6,19 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
 from jaxpaged.tokenizer import Tokenizer
 from tests.support.gguf_files import add_metadata, finish
 from tests.support.tokenizers import BYTE_BOS, BYTE_TAG, byte_tokenizer, save_tokenizer, sentencepiece_tokenizer
+from tests.support.vocabularies import SPECIAL, family_tokenizer, write_vocabulary
 
 STRINGS = [
     "",
@@ -44,143 +42,12 @@ STRINGS = [
     "the the the sky and the bad end",
     "e\u200bzero width \u00a0nbsp",
 ]  # fmt: skip
-_CORPUS = [
-    "the quick brown fox jumps over the lazy dog and says hello world 12345 times, it's what they'll do",
-    "Hello world! naïve café Привет мир 日本語 텍스트 def f(x): return x**2 3.14159 10,000",
-    "the sky is the end of the world; and the bad ending isn't what we'd hoped for, they're saying",
-] * 3
-_SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-_LLAMA3 = (
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
-    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-)
-_QWEN2 = (
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
-    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-)
 _WITH_BOS = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m['content'] }}{{ eos_token }}\n{% endfor %}"
 _WITHOUT_BOS = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' }}\n"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 _CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi <there> "}]
-
-
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
-    """As the families' own tokenizer.json files have it."""
-    if pre == "smollm":
-        return pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    if pre in ("llama-bpe", "qwen2"):
-        return _split({"llama-bpe": _LLAMA3, "qwen2": _QWEN2}[pre])
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-@cache
-def _byte_level_json(pre: str) -> str:
-    """A byte-level BPE tokenizer trained on a few sentences, as JSON."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = _pre_tokenizer(pre)
-    if pre == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=_SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
-    tokenizer.add_tokens([AddedToken("<tag>", normalized=False)])
-    content = json.loads(tokenizer.to_str())
-    content["model"]["ignore_merges"] = pre == "llama-bpe"
-    return json.dumps(content)
-
-
-def _converter_merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The rules that a converter derives from sentencepiece's scores, as written in Hugging Face's tokenizer.json."""
-    rules = []
-    for piece in vocab:
-        cuts = [(piece[:i], piece[i:]) for i in range(1, len(piece)) if piece[:i] in vocab and piece[i:] in vocab]
-        rules += sorted(cuts, key=lambda cut: (vocab[cut[0]], vocab[cut[1]]))
-    return sorted(rules, key=lambda cut: (scores[cut[0] + cut[1]], len(cut[0]), len(cut[1])), reverse=True)
-
-
-@cache
-def _sentencepiece_json() -> tuple[str, tuple[float, ...]]:
-    """A sentencepiece-style BPE tokenizer as converters make it from piece scores, and the scores by id."""
-    pieces = tokenizers.Tokenizer(models.BPE())
-    pieces.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    pieces.train_from_iterator(_CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    learned = [piece for piece, _ in sorted(pieces.get_vocab().items(), key=lambda item: item[1])]
-    learned.sort(key=len)  # characters last in a real model; their score never matters
-    names = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        *learned,
-        "<|im_start|>",
-        "<|im_end|>",
-    ]
-    scores = {name: -float(index) for index, name in enumerate(names)}
-    vocab = {name: index for index, name in enumerate(names)}
-    model = models.BPE(
-        vocab=vocab, merges=_converter_merges(vocab, scores), unk_token="<unk>", fuse_unk=True, byte_fallback=True
-    )
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = pieces.normalizer
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in _SPECIAL])
-    tokenizer.add_tokens([AddedToken("<tag>", normalized=False)])
-    return tokenizer.to_str(), (*scores.values(), 0.0)
-
-
-def _source(kind: str, *, add_bos: bool) -> tokenizers.Tokenizer:
-    text = _sentencepiece_json()[0] if kind == "spm" else _byte_level_json(kind)
-    tokenizer = tokenizers.Tokenizer.from_str(text)
-    if add_bos:
-        bos = tokenizer.token_to_id("<s>")
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
-    return tokenizer
-
-
-def _write_vocabulary(
-    path: Path, kind: str, source: tokenizers.Tokenizer, *, pairs: bool = False, metadata: Mapping[str, Any]
-) -> Path:
-    """A GGUF file that holds a tokenizer alone, written as llama.cpp's converter does."""
-    by_id = {index: token for token, index in source.get_vocab(with_added_tokens=True).items()}
-    tokens = [by_id.get(index, f"[PAD{index}]") for index in range(max(by_id) + 1)]
-    added = source.get_added_tokens_decoder()
-    kinds = [
-        (3 if added[index].special else 4) if index in added else 1 if index in by_id else 5
-        for index in range(len(tokens))
-    ]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("llama" if kind == "spm" else "gpt2")
-    writer.add_token_list(tokens)
-    if kind == "spm":
-        writer.add_token_scores(_sentencepiece_json()[1])
-        kinds = [6 if token.startswith("<0x") else known for token, known in zip(tokens, kinds, strict=True)]
-    else:
-        writer.add_tokenizer_pre(kind)
-        merges: Sequence[Any] = json.loads(source.to_str())["model"]["merges"]
-        writer.add_token_merges(merges if pairs else [" ".join(pair) for pair in merges])
-    writer.add_token_types(kinds)
-    for name, token in (("bos", "<s>"), ("eos", "</s>"), ("unknown", "<unk>")):
-        add_metadata(writer, {f"tokenizer.ggml.{name}_token_id": source.token_to_id(token)})
-    add_metadata(writer, metadata)
-    return finish(writer)
 
 
 def _same_text_and_ids(got: Tokenizer, wanted: Any) -> None:
@@ -204,24 +71,24 @@ def _chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **options
 
 @pytest.mark.parametrize("add_bos", [True, False])
 @pytest.mark.parametrize("kind", ["gpt-2", "smollm", "llama-bpe", "qwen2", "spm"])
-def test_gguf_vocabulary_equals_its_source(tmp_path: Path, kind: str, add_bos: bool):
+def test_gguf_vocabulary_equals_itsfamily_tokenizer(tmp_path: Path, kind: str, add_bos: bool):
     """The add-BOS flag, the added tokens and the pre-tokenizer's name in the metadata must all count."""
-    source = _source(kind, add_bos=add_bos)
+    source = family_tokenizer(kind, add_bos=add_bos)
     wanted = AutoTokenizer.from_pretrained(str(save_tokenizer(tmp_path / "hf", source)))
     metadata = {"tokenizer.ggml.add_bos_token": add_bos}
-    got = Tokenizer.from_gguf(_write_vocabulary(tmp_path / "t.gguf", kind, source, metadata=metadata))
+    got = Tokenizer.from_gguf(write_vocabulary(tmp_path / "t.gguf", kind, source, metadata=metadata))
     _same_text_and_ids(got, wanted)
     assert got.adds_bos == add_bos
     assert got.bos_id == wanted.bos_token_id
     assert got.eos_ids == {wanted.eos_token_id}
     assert got.vocab_size == len(wanted)
-    assert got.special_ids == {source.token_to_id(token) for token in _SPECIAL}
+    assert got.special_ids == {source.token_to_id(token) for token in SPECIAL}
 
 
 def test_merges_as_pairs(tmp_path: Path):
     """Newer files write a merge rule as a pair, so that a piece may hold a space."""
-    source = _source("gpt-2", add_bos=False)
-    path = _write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, pairs=True, metadata={})
+    source = family_tokenizer("gpt-2", add_bos=False)
+    path = write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, pairs=True, metadata={})
     got = Tokenizer.from_gguf(path)
     for text in STRINGS:
         assert got.encode(text, True) == source.encode(text).ids
@@ -229,15 +96,15 @@ def test_merges_as_pairs(tmp_path: Path):
 
 @pytest.mark.parametrize(("kind", "adds"), [("spm", True), ("llama-bpe", True), ("gpt-2", False), ("qwen2", False)])
 def test_add_bos_where_the_file_does_not_say(tmp_path: Path, kind: str, adds: bool):
-    path = _write_vocabulary(tmp_path / "t.gguf", kind, _source(kind, add_bos=False), metadata={})
+    path = write_vocabulary(tmp_path / "t.gguf", kind, family_tokenizer(kind, add_bos=False), metadata={})
     assert Tokenizer.from_gguf(path).adds_bos == adds
 
 
 def test_add_eos_and_end_of_turn(tmp_path: Path):
-    source = _source("gpt-2", add_bos=False)
+    source = family_tokenizer("gpt-2", add_bos=False)
     end_of_turn = source.token_to_id("<|im_end|>")
     metadata = {"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eot_token_id": end_of_turn}
-    got = Tokenizer.from_gguf(_write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, metadata=metadata))
+    got = Tokenizer.from_gguf(write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, metadata=metadata))
     assert got.encode("the", True) == [*source.encode("the").ids, source.token_to_id("</s>")]
     assert got.eos_ids == {source.token_to_id("</s>"), end_of_turn}
 
@@ -247,10 +114,10 @@ def test_add_eos_and_end_of_turn(tmp_path: Path):
 def test_chat_prompt_has_the_templates_tokens_only(tmp_path: Path, template: str, add_bos: bool):
     """The template writes BOS and the tokenizer adds another: quality drops silently. Encoding the rendered prompt
     without added tokens gives one where the template writes it and none where it does not."""
-    source = _source("gpt-2", add_bos=add_bos)
+    source = family_tokenizer("gpt-2", add_bos=add_bos)
     directory = save_tokenizer(tmp_path / "hf", source, chat_template=template)
     metadata = {"tokenizer.ggml.add_bos_token": add_bos, "tokenizer.chat_template": template}
-    path = _write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, metadata=metadata)
+    path = write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, metadata=metadata)
     wanted = AutoTokenizer.from_pretrained(str(directory))
     for prompt in (True, False):
         ids = wanted.apply_chat_template(_CHAT, add_generation_prompt=prompt)["input_ids"]
@@ -264,13 +131,13 @@ def test_chat_prompt_has_the_templates_tokens_only(tmp_path: Path, template: str
 
 def test_chat_options_reach_the_template(tmp_path: Path):
     """Tools, named templates, a template of the caller's, further variables, an open last message."""
-    source = _source("gpt-2", add_bos=False)
+    source = family_tokenizer("gpt-2", add_bos=False)
     metadata = {
         "tokenizer.chat_template": _WITHOUT_BOS,
         "tokenizer.chat_templates": ["tool_use"],
         "tokenizer.chat_template.tool_use": "{{ tools | tojson(indent=2) }}{{ mood }}{{ unk_token }}",
     }
-    got = Tokenizer.from_gguf(_write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, metadata=metadata))
+    got = Tokenizer.from_gguf(write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, metadata=metadata))
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     assert _chat(got, _CHAT, tools=tools, mood="!") == json.dumps(tools, indent=2) + "!<unk>"
     assert _chat(got, _CHAT, chat_template="tool_use", mood="") == "null<unk>"
@@ -282,8 +149,8 @@ def test_chat_options_reach_the_template(tmp_path: Path):
 
 def test_chat_refusals_are_value_errors(tmp_path: Path):
     """A template that refuses the messages must not look like a failure of the engine."""
-    source = _source("gpt-2", add_bos=False)
-    got = Tokenizer.from_gguf(_write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, metadata={}))
+    source = family_tokenizer("gpt-2", add_bos=False)
+    got = Tokenizer.from_gguf(write_vocabulary(tmp_path / "t.gguf", "gpt-2", source, metadata={}))
     with pytest.raises(ValueError, match="chat_template"):
         _chat(got, _CHAT)
     refusing = "{{ raise_exception('roles must alternate') }}"
@@ -370,7 +237,7 @@ def test_unusable_vocabularies_are_refused_with_the_reason(tmp_path: Path, chang
 
 def test_plain_use_of_a_gguf_tokenizer_does_not_import_transformers(tmp_path: Path):
     """Importing it takes about a second, which the first token would wait for."""
-    path = _write_vocabulary(tmp_path / "t.gguf", "gpt-2", _source("gpt-2", add_bos=False), metadata={})
+    path = write_vocabulary(tmp_path / "t.gguf", "gpt-2", family_tokenizer("gpt-2", add_bos=False), metadata={})
     script = (
         "import sys\nfrom jaxpaged.tokenizer import Tokenizer\n"
         f"tokenizer = Tokenizer.from_gguf({str(path)!r})\n"
