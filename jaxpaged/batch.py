@@ -60,48 +60,80 @@ def _sizes(limit: int) -> tuple[int, ...]:
     return tuple(sizes if limit == 1 else [*sizes, limit])
 
 
-def build(
-    plan: StepPlan, *, buckets: Buckets, block_size: int, max_num_seqs: int, tiles: TileConfig
-) -> StepInput:
-    """The plan as numpy arrays, padded to the token bucket. Token order is row order."""
-    rows = plan.rows
-    size = buckets.for_tokens(plan.num_tokens)
-    num_rows = min(size, max_num_seqs)
-    counts = np.array([row.count for row in rows], np.int32)
-    slots = np.array([row.slot for row in rows], np.int32)
-    ends = np.cumsum(counts, dtype=np.int32)
-    total = int(ends[-1])
-    row_of_token = np.repeat(np.arange(len(rows)), counts)
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """What a StepInput's shapes depend on besides the token bucket."""
 
-    def padded(values: np.ndarray, length: int, fill: int = 0) -> np.ndarray:
-        out = np.full((length, *values.shape[1:]), fill, values.dtype)
-        out[: len(values)] = values
-        return out
+    block_size: int
+    max_num_seqs: int
+    tiles: TileConfig
 
-    starts = np.array([row.start for row in rows], np.int32)
-    kv_lens = starts + counts
-    positions = np.arange(total, dtype=np.int32) - np.repeat(ends - kv_lens, counts)
-    tables = plan.block_tables[slots]
-    blocks = tables[row_of_token, positions // block_size]
-    prompts = np.array([row.request.num_prompt for row in rows], np.int32)
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """A step's rows as columns, one entry per row."""
+
+    counts: np.ndarray
+    slots: np.ndarray
+    starts: np.ndarray
+    prompts: np.ndarray  # prompt lengths
+    on_device: np.ndarray  # bool
+    samples: np.ndarray  # bool
+
+
+def build(plan: StepPlan, size: int, shape: BatchShape) -> StepInput:
+    """The plan as numpy arrays, padded to the token bucket `size`. Token order is row order."""
+    columns = zip(
+        *((r.count, r.slot, r.start, r.request.num_prompt, r.token_on_device, r.samples) for r in plan.rows),
+        strict=True,
+    )
+    rows = _Rows(
+        **dict(
+            zip(("counts", "slots", "starts", "prompts", "on_device", "samples"), map(np.array, columns), strict=True)
+        )
+    )
+    return _pack(rows, np.concatenate([row.tokens for row in plan.rows]), plan.block_tables, size, shape)
+
+
+def example(size: int, table_width: int, shape: BatchShape) -> StepInput:
+    """A StepInput of the bucket with one row of one token, for its shapes and dtypes."""
+    zero, no = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    rows = _Rows(counts=zero + 1, slots=zero, starts=zero, prompts=zero + 1, on_device=no, samples=no)
+    return _pack(rows, np.zeros(1, np.int32), np.zeros((shape.max_num_seqs, table_width), np.int32), size, shape)
+
+
+def _pack(rows: _Rows, tokens: np.ndarray, block_tables: np.ndarray, size: int, shape: BatchShape) -> StepInput:
+    ends = np.cumsum(rows.counts)
+    total, num_rows = int(ends[-1]), min(size, shape.max_num_seqs)
+    row_of_token = np.repeat(np.arange(len(ends)), rows.counts)
+    kv_lens = rows.starts + rows.counts
+    positions = np.arange(total) - np.repeat(ends - kv_lens, rows.counts)
+    tables = block_tables[rows.slots]
+    slot_mapping = tables[row_of_token, positions // shape.block_size] * shape.block_size + positions % shape.block_size
     from_device = np.zeros(size, np.bool_)
-    from_device[ends[[row.token_on_device for row in rows]] - 1] = True
-    sample_at = ends[[row.samples for row in rows]] - 1
+    from_device[ends[rows.on_device] - 1] = True
     attention = plan_attention(
-        block_tables=padded(tables, num_rows),
-        kv_lens=padded(kv_lens, num_rows),
-        query_starts=padded(np.concatenate([np.zeros(1, np.int32), ends]), num_rows + 1, fill=total),
-        num_rows=len(rows),
+        block_tables=_padded(tables, num_rows),
+        kv_lens=_padded(kv_lens, num_rows),
+        query_starts=_padded(np.concatenate([[0], ends]), num_rows + 1, fill=total),
+        num_rows=len(ends),
         num_tokens=size,
-        tiles=tiles,
+        tiles=shape.tiles,
     )
     return StepInput(
-        tokens=padded(np.concatenate([row.tokens for row in rows]).astype(np.int32), size),
+        tokens=_padded(tokens, size),
         from_device=from_device,
-        table_rows=padded(slots[row_of_token], size),
-        positions=padded(positions, size),
-        rope_lens=padded(np.maximum(prompts[row_of_token], positions + 1), size),
-        slot_mapping=padded(blocks * block_size + positions % block_size, size),
-        sample_at=padded(sample_at.astype(np.int32), max_num_seqs),
+        table_rows=_padded(rows.slots[row_of_token], size),
+        positions=_padded(positions, size),
+        rope_lens=_padded(np.maximum(rows.prompts[row_of_token], positions + 1), size),
+        slot_mapping=_padded(slot_mapping, size),
+        sample_at=_padded(ends[rows.samples] - 1, shape.max_num_seqs),
         attention=attention,
     )
+
+
+def _padded(values: np.ndarray, length: int, fill: int = 0) -> np.ndarray:
+    """int32 copy of `length` entries, `fill` after the given ones."""
+    out = np.full((length, *values.shape[1:]), fill, np.int32)
+    out[: len(values)] = values
+    return out

@@ -32,6 +32,8 @@ class BlockManager:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.blocks_reused = 0
+        self.peak_used = 0
+        self.peak_shared = 0
 
     @property
     def num_used(self) -> int:
@@ -120,6 +122,14 @@ class BlockManager:
             self._cache.insert(keys[i], blocks[i])
         chain.num_indexed = full
 
+    def unlist(self, request: Request) -> None:
+        """Make every block the request holds unfindable, for good: its content is wrong."""
+        assert request.slot is not None, f"{request.request_id} holds no blocks"
+        if self._cache is not None:
+            blocks = self._draft().row(request.slot)
+            self._cache.forget(blocks)
+            self._chains[request.request_id].num_indexed = len(blocks)  # nothing is left to list
+
     def release(self, request: Request) -> None:
         """Take the request's blocks back; its full blocks stay findable until they are handed out again."""
         assert request.slot is not None, f"{request.request_id} holds no blocks"
@@ -135,6 +145,8 @@ class BlockManager:
         if self._open is not None:
             self._tables = self._open.commit()
             self._open = None
+            self.peak_used = max(self.peak_used, self._tables.num_used)
+            self.peak_shared = max(self.peak_shared, self._tables.num_shared)
         return self._tables
 
     def reset_cache(self) -> bool:

@@ -32,7 +32,12 @@ def zero_cache(model: ModelConfig, num_blocks: int, block_size: int, dtype: jnp.
 
 
 def count_blocks(
-    config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, device: jax.Device, *, max_model_len: int,
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    device: jax.Device,
+    *,
+    max_model_len: int,
     max_num_seqs: int,
 ) -> int:
     """Blocks of the cache, the trash block included.

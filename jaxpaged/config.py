@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass, field
 from typing import Any
+
+from jaxpaged.keywords import reject_unknown_keywords
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POLICIES = ("fcfs", "priority")
@@ -69,12 +70,7 @@ class EngineConfig:
 
         Raises: TypeError for an unknown keyword, ValueError for a bad value.
         """
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in kwargs:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=3)
-                hint = f"; near matches: {', '.join(near)}" if near else ""
-                raise TypeError(f"unknown engine option {name!r}{hint}")
+        reject_unknown_keywords("LLM", kwargs, [f.name for f in dataclasses.fields(cls)])
         return cls(model=model, **kwargs)
 
     def __post_init__(self) -> None:
@@ -90,6 +86,10 @@ class EngineConfig:
         _want(self.block_size & (self.block_size - 1) == 0, "block_size", "a power of two", self.block_size)
         _want(0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "0 < x <= 1", self.gpu_memory_utilization)
         _want(self.max_logprobs >= 0, "max_logprobs", "0 or more", self.max_logprobs)
-        _want(self.pipeline_parallel_size == 1, "pipeline_parallel_size", "1 (stages are not built yet)",
-              self.pipeline_parallel_size)
+        _want(
+            self.pipeline_parallel_size == 1,
+            "pipeline_parallel_size",
+            "1 (stages are not built yet)",
+            self.pipeline_parallel_size,
+        )
         _want(self.quantization is None, "quantization", "None (no scheme is built yet)", self.quantization)

@@ -68,3 +68,5 @@ class StepResult:
     step: int
     token_ids: np.ndarray  # int32[number of rows with samples=True]
     logprobs: tuple[TokenLogprobs | None, ...]  # per sampling row; None where the request asked for none
+    # Positions (in token_ids) of rows whose logits were not finite: their tokens are meaningless.
+    failed: frozenset[int] = frozenset()

@@ -9,7 +9,7 @@ from collections import deque
 from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
-from jaxpaged.scheduler_check import check_lines, check_slots
+from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
 from jaxpaged.scheduler_policy import LengthLimits, ending, order, sibling_to_share, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
@@ -51,9 +51,7 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
         )
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._limits = LengthLimits(
-            max_model_len=max_model_len, num_usable_blocks=num_blocks - 1, block_size=block_size
-        )
+        self._limits = LengthLimits(max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size)
         # Every running request must be able to get a token in every step.
         self._max_running = min(max_num_seqs, max_num_batched_tokens)
         self._key = order(policy)
@@ -65,8 +63,6 @@ class Scheduler:
         self._num_steps = 0
         self._num_arrived = 0
         self._num_preemptions = 0
-        self._peak_used = 0
-        self._peak_shared = 0
 
     @property
     def num_running(self) -> int:
@@ -94,9 +90,9 @@ class Scheduler:
             num_waiting=len(self._waiting),
             num_blocks=self._blocks.num_usable,
             blocks_used=self._blocks.num_used,
-            blocks_peak=self._peak_used,
+            blocks_peak=self._blocks.peak_used,
             blocks_shared=self._blocks.num_shared,
-            blocks_shared_peak=self._peak_shared,
+            blocks_shared_peak=self._blocks.peak_shared,
             blocks_reused=self._blocks.blocks_reused,
             preemptions=self._num_preemptions,
             prefix_queries=self._blocks.prefix_queries,
@@ -153,30 +149,26 @@ class Scheduler:
         plan = step.build(self._num_steps, self._blocks.commit().table)
         self._num_steps += 1
         self._in_flight.append(plan)
-        self._peak_used = max(self._peak_used, self._blocks.num_used)
-        self._peak_shared = max(self._peak_shared, self._blocks.num_shared)
         return plan
 
     def absorb(self, result: StepResult) -> list[Request]:
-        """Take in the results of the oldest plan in flight; the requests that got a token, in row order.
+        """Take in the results of the oldest plan in flight; the requests that got a token or failed, in row order.
 
         A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
+        A request whose logits were not finite ends with "error", whatever it has got so far stays.
         """
-        if not self._in_flight or self._in_flight[0].step != result.step:
-            wanted = self._in_flight[0].step if self._in_flight else "none"
-            raise ValueError(f"results must come in the order of the plans: wanted step {wanted}, got {result.step}")
-        rows = [row for row in self._in_flight[0].rows if row.samples]
-        if not len(rows) == len(result.token_ids) == len(result.logprobs):
-            raise ValueError(
-                f"step {result.step} samples {len(rows)} tokens, got {len(result.token_ids)} "
-                f"and {len(result.logprobs)} log-probabilities"
-            )
+        rows = rows_answered(self._in_flight, result)
         self._in_flight.popleft()
         updated: list[Request] = []
-        for row, token, logprobs in zip(rows, result.token_ids.tolist(), result.logprobs, strict=True):
-            if not row.request.finished:
+        answers = zip(rows, result.token_ids.tolist(), result.logprobs, strict=True)
+        for index, (row, token, logprobs) in enumerate(answers):
+            if row.request.finished:
+                continue
+            if index in result.failed:
+                self.finish(row.request, FinishReason.ERROR, None)
+            else:
                 self._append(row.request, token, logprobs)
-                updated.append(row.request)
+            updated.append(row.request)
         return updated
 
     def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
@@ -186,6 +178,8 @@ class Scheduler:
         if request.slot is None:
             self._waiting.remove(request)
         else:
+            if reason == FinishReason.ERROR:
+                self._blocks.unlist(request)  # what it computed is not to be trusted
             self._vacate(request)
         request.status = Status.FINISHED
         request.finish_reason = reason

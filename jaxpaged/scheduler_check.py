@@ -1,11 +1,26 @@
-"""The scheduler's invariants, checked when idle and in tests."""
+"""The scheduler's checks: of results handed to it, and of its own invariants when idle and in tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from jaxpaged.paging import BlockTables
+from jaxpaged.plan import RowPlan, StepPlan, StepResult
 from jaxpaged.request import Request, Status
+
+
+def rows_answered(in_flight: Sequence[StepPlan], result: StepResult) -> list[RowPlan]:
+    """The rows a result has tokens for. ValueError unless it is that of the oldest plan in flight, and complete."""
+    if not in_flight or in_flight[0].step != result.step:
+        wanted = in_flight[0].step if in_flight else "none"
+        raise ValueError(f"results must come in the order of the plans: wanted step {wanted}, got {result.step}")
+    rows = [row for row in in_flight[0].rows if row.samples]
+    if not len(rows) == len(result.token_ids) == len(result.logprobs):
+        raise ValueError(
+            f"step {result.step} samples {len(rows)} tokens, got {len(result.token_ids)} "
+            f"and {len(result.logprobs)} log-probabilities"
+        )
+    return rows
 
 
 def check_lines(

@@ -15,13 +15,13 @@ class LengthLimits:
     """What bounds the length of a sequence, in tokens."""
 
     max_model_len: int  # prompt and output
-    num_usable_blocks: int  # of the KV pool, the trash block not counted
+    num_blocks: int  # of the KV pool, the trash block included
     block_size: int
 
     @property
     def capacity(self) -> int:
         """Tokens the whole KV pool holds."""
-        return self.num_usable_blocks * self.block_size
+        return (self.num_blocks - 1) * self.block_size
 
     def check_prompt(self, num_prompt: int) -> None:
         """Raise ValueError when a prompt of so many tokens can never be served."""
@@ -40,7 +40,7 @@ class LengthLimits:
             )
         if num_prompt > self.capacity:
             raise ValueError(
-                f"a prompt must fit the KV cache, which holds {self.capacity} tokens ({self.num_usable_blocks} "
+                f"a prompt must fit the KV cache, which holds {self.capacity} tokens ({self.num_blocks - 1} "
                 f"usable blocks of {self.block_size}), got {num_prompt}; shorten it or give the cache more memory"
             )
 
@@ -48,7 +48,7 @@ class LengthLimits:
         """Output tokens possible after a prompt that passed check_prompt, at least 1.
 
         The newest token's KV is never needed, so a request running alone may be one token longer than the pool.
-        Example: max_model_len 64, 8 usable blocks of 4, prompt 31: 33 - 31 = 2.
+        Example: max_model_len 64, 9 blocks of 4 (8 usable), prompt 31: 33 - 31 = 2.
         """
         return min(self.max_model_len, self.capacity + 1) - num_prompt
 

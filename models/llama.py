@@ -13,6 +13,7 @@ from jaxpaged.models.layers import Mlp, RMSNorm, embed, linear, rotate, value, w
 from jaxpaged.models.rope import dynamic_inverse_frequencies, inverse_frequencies
 from jaxpaged.pallas_kernels import AttentionSpec, paged_attention, write_kv
 
+
 class Attention(nnx.Module):
     """Grouped-query attention. Heads are stored by KV head: its G query heads, its key, its value."""
 

@@ -39,8 +39,12 @@ def llama_slots(config: ModelConfig) -> list[Slot]:
         if config.attention_bias:
             slot((*at, "attention", "qkv_bias_kgh"), tuple(f"{p}.bias" for p in qkv), tuple((o,) for o in heads), stack)
         out = f"{layer}.self_attn.o_proj"
-        slot((*at, "attention", "out_dkgh"), (f"{out}.weight",), ((d, n * h),),
-             lambda parts: parts[0].reshape(d, k, n // k, h))
+        slot(
+            (*at, "attention", "out_dkgh"),
+            (f"{out}.weight",),
+            ((d, n * h),),
+            lambda parts: parts[0].reshape(d, k, n // k, h),
+        )
         if config.attention_out_bias:
             slot((*at, "attention", "out_bias_d"), (f"{out}.bias",), ((d,),))
         slot((*at, "mlp_norm", "scale_d"), (f"{layer}.post_attention_layernorm.weight",), ((d,),))

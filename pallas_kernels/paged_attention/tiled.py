@@ -7,7 +7,6 @@ work is proportional to the tokens held, not to the table's width.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int

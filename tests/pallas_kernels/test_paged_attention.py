@@ -33,8 +33,12 @@ def make_case(rng, *, rows, num_tokens, block_size, kv_heads, groups, head_dim, 
     starts = np.full(rows + 1, sum(counts), np.int32)
     starts[: len(counts) + 1] = np.concatenate([[0], np.cumsum(counts)])
     q = rng.standard_normal((num_tokens, kv_heads, groups, head_dim)).astype(np.float32)
-    return q, k, v, dict(block_tables=tables, kv_lens=kv_lens, query_starts=starts, num_tokens=num_tokens,
-                         num_rows=len(counts))
+    return (
+        q,
+        k,
+        v,
+        dict(block_tables=tables, kv_lens=kv_lens, query_starts=starts, num_tokens=num_tokens, num_rows=len(counts)),
+    )
 
 
 def random_case(rng):
@@ -56,8 +60,18 @@ def random_case(rng):
     lens = [max(n, c) for n, c in zip(lens, counts, strict=True)]
     kv_heads, groups = int(rng.choice([1, 2, 3])), int(rng.choice([1, 3, 4, 7]))
     head_dim = int(rng.choice([16, 20, 64]))
-    return make_case(rng, rows=rows, num_tokens=num_tokens, block_size=block_size, kv_heads=kv_heads, groups=groups,
-                     head_dim=head_dim, width=24, counts=counts, lens=lens), sum(counts)
+    return make_case(
+        rng,
+        rows=rows,
+        num_tokens=num_tokens,
+        block_size=block_size,
+        kv_heads=kv_heads,
+        groups=groups,
+        head_dim=head_dim,
+        width=24,
+        counts=counts,
+        lens=lens,
+    ), sum(counts)
 
 
 @pytest.mark.parametrize("name", [n for n in implementations() if n != "reference"])
@@ -66,14 +80,25 @@ def test_equals_reference(name, seed):
     """Decode, prefill and mixed batches, any GQA ratio, block size, window and cap; NaN beyond a row's length."""
     rng = np.random.default_rng(seed)
     (q, k, v, meta), live = random_case(rng)
-    tiles = TileConfig(decode_lanes=int(rng.choice([1, 4, 16])), decode_kv=int(rng.choice([16, 64])),
-                       prefill_queries=int(rng.choice([4, 16, 64])), prefill_kv=int(rng.choice([32, 128])))
+    tiles = TileConfig(
+        decode_lanes=int(rng.choice([1, 4, 16])),
+        decode_kv=int(rng.choice([16, 64])),
+        prefill_queries=int(rng.choice([4, 16, 64])),
+        prefill_kv=int(rng.choice([32, 128])),
+    )
     batch = plan_attention(**meta, tiles=tiles)
-    spec = AttentionSpec(scale=q.shape[-1] ** -0.5, window=[None, 1, 5, 70][seed % 4],
-                         soft_cap=None if seed % 3 else 5.0)
+    spec = AttentionSpec(
+        scale=q.shape[-1] ** -0.5, window=[None, 1, 5, 70][seed % 4], soft_cap=None if seed % 3 else 5.0
+    )
     got = jax.jit(partial(paged_attention, spec=spec, implementation=name))(q, k, v, batch)
-    want = paged_attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), jax.tree.map(jnp.asarray, batch), spec,
-                           implementation="reference")
+    want = paged_attention(
+        jnp.asarray(q),
+        jnp.asarray(k),
+        jnp.asarray(v),
+        jax.tree.map(jnp.asarray, batch),
+        spec,
+        implementation="reference",
+    )
     np.testing.assert_allclose(got[:live], want[:live], atol=2e-5, rtol=2e-5)
 
 

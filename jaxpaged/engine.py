@@ -1,0 +1,211 @@
+"""The engine: the only place where scheduler and runner meet. Front ends hold an Engine and never inherit from it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from jaxpaged.build import Loaded, load
+from jaxpaged.config import EngineConfig
+from jaxpaged.output_builder import RequestGroup, Sample
+from jaxpaged.outputs import RequestOutput
+from jaxpaged.request import FinishReason, Request
+from jaxpaged.runner import BANNED_WIDTHS, InFlight
+from jaxpaged.sampling_params import SamplingParams
+from jaxpaged.scheduler import Scheduler
+from jaxpaged.stop_strings import resolve_stop_tokens
+from jaxpaged.tokenizer import Tokenizer
+
+
+class Engine:
+    """add() requests, step() until nothing is unfinished; each step returns what became known.
+
+    Not thread-safe: one thread at a time calls it.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        loaded: Loaded = load(config)
+        self.limits = loaded.limits
+        self.model_config = loaded.checkpoint.config
+        self.generation_config = loaded.checkpoint.generation_config
+        self.tokenizer = _open_tokenizer(config, loaded)
+        self._start_seconds = {"load": loaded.load_seconds, "compile": loaded.compile_seconds}
+        self._runner = loaded.runner
+        self._scheduler = Scheduler(
+            num_blocks=self.limits.num_blocks,
+            block_size=config.block_size,
+            max_num_seqs=self.limits.max_num_seqs,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            max_model_len=self.limits.max_model_len,
+            policy=config.scheduling_policy,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._eos_ids = self.model_config.eos_ids | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
+        self._seeds = np.random.default_rng(config.seed)
+        self._depth = 2 if config.async_scheduling else 1  # steps in flight at once
+        self._in_flight: deque[InFlight] = deque()
+        self._groups: dict[str, RequestGroup] = {}
+        self._owners: dict[str, tuple[RequestGroup, Sample]] = {}  # by the id of a single sequence
+        self._step_seconds = 0.0
+        self._num_outputs = 0
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise ValueError, changing nothing, if add() would refuse this request."""
+        vocab_size = self.model_config.vocab_size
+        for token in prompt_ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
+        self._scheduler.check_prompt(len(prompt_ids))
+        params.verify(vocab_size, self.config.max_logprobs)
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
+        ending = (frozenset() if params.ignore_eos else self._eos_ids) | self._stop_ids(params)
+        if params.min_tokens and len(ending) > BANNED_WIDTHS[-1]:
+            raise ValueError(
+                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {len(ending)}"
+            )
+
+    def add(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None, priority: int
+    ) -> None:
+        """Queue a request of params.n samples. Raises ValueError, queueing nothing, for a bad or unservable one."""
+        self.check(prompt_ids, params)
+        if request_id in self._groups:
+            raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
+        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+        requests: list[Request] = []
+        for index in range(params.n):
+            requests.append(
+                Request(
+                    request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                    prompt_ids=tuple(map(int, prompt_ids)),
+                    params=params,
+                    eos_ids=frozenset() if params.ignore_eos else self._eos_ids,
+                    stop_ids=self._stop_ids(params),
+                    max_tokens=params.max_tokens or self.limits.max_model_len,
+                    seed=(seed + index) % 2**64,
+                    priority=priority,
+                    cache_key=self._cache_key(len(prompt_ids)),
+                    sibling=requests[0] if requests else None,
+                )
+            )
+        group = RequestGroup(request_id, prompt, params, requests, self.tokenizer)
+        for request in requests:
+            self._scheduler.add(request)
+        self._groups[request_id] = group
+        self._owners |= {sample.request.request_id: (group, sample) for sample in group.samples}
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request; its blocks are free at once. None if there is no such request."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return None
+        for sample in group.samples:
+            self._scheduler.finish(sample.request, FinishReason.ABORT, None)
+            sample.advance()
+        return self._report(group)
+
+    def step(self) -> list[RequestOutput]:
+        """Dispatch one step and take in the oldest one's results, once enough are in flight.
+
+        Returns the outputs of requests that got tokens, as their output_kind asks.
+        """
+        begun = time.perf_counter()
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._in_flight.append(self._runner.dispatch(plan))
+        outputs: list[RequestOutput] = []
+        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+            outputs = self._absorb(self._in_flight.popleft())
+        self._step_seconds += time.perf_counter() - begun
+        return outputs
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether step() has anything left to do."""
+        return self._scheduler.has_unfinished or bool(self._in_flight)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests added and neither finished nor aborted."""
+        return len(self._groups)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False, and nothing done, while requests run."""
+        return self._scheduler.reset_prefix_cache()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the scheduler's books do not add up."""
+        self._scheduler.check()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges since start.
+
+        step_s is the time spent in step(); of it device_wait_s was waiting for the device and host_s the rest:
+        scheduling, batch building, dispatch and text, part of which runs while the device is busy.
+        """
+        scheduler = asdict(self._scheduler.stats)
+        runner, wait = self._runner, self._runner.device_wait_seconds
+        return scheduler | {
+            "blocks_used_peak": scheduler["blocks_peak"],
+            "steps": runner.num_steps,
+            "computed_tokens": runner.num_tokens,
+            "padded_tokens": runner.num_padded_tokens,
+            "output_tokens": self._num_outputs,
+            "step_s": self._step_seconds,
+            "device_wait_s": wait,
+            "host_s": self._step_seconds - wait,
+            "load_s": self._start_seconds["load"],
+            "compile_s": self._start_seconds["compile"],
+            "programs": len(runner.programs.keys),
+            "late_compilations": runner.programs.late_compilations,
+        }
+
+    def _absorb(self, flight: InFlight) -> list[RequestOutput]:
+        updated = self._scheduler.absorb(self._runner.collect(flight))
+        self._num_outputs += len(updated)
+        touched: dict[str, RequestGroup] = {}
+        for request in updated:
+            group, sample = self._owners[request.request_id]
+            match = sample.advance()
+            if match is not None:
+                self._scheduler.finish(request, FinishReason.STOP, match.stop)
+                sample.stop_at(match)
+            touched[group.request_id] = group
+        return [output for group in touched.values() if (output := self._report(group)) is not None]
+
+    def _report(self, group: RequestGroup) -> RequestOutput | None:
+        """The group's output, if its output_kind wants one now; a finished group is forgotten."""
+        output = group.output()
+        if group.finished:
+            del self._groups[group.request_id]
+            for sample in group.samples:
+                del self._owners[sample.request.request_id]
+        return output
+
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        named = resolve_stop_tokens(params, self.tokenizer) if self.tokenizer is not None else frozenset()
+        return named.union(params.stop_ids)
+
+    def _cache_key(self, num_prompt: int) -> bytes:
+        """Dynamic rope: keys of a prompt beyond the original length depend on the prompt's length."""
+        rope = self.model_config.rope
+        if rope.kind != "dynamic" or num_prompt <= (rope.original_max_position or 0):
+            return b""
+        return num_prompt.to_bytes(8, "little")
+
+
+def _open_tokenizer(config: EngineConfig, loaded: Loaded) -> Tokenizer | None:
+    if config.skip_tokenizer_init:
+        return None
+    if config.tokenizer is None:
+        return loaded.checkpoint.tokenizer()
+    if config.tokenizer.endswith(".gguf"):
+        return Tokenizer.from_gguf(config.tokenizer)
+    return Tokenizer.from_directory(config.tokenizer)

@@ -1,0 +1,180 @@
+"""LLM: the synchronous front end, as a vLLM user knows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from jaxpaged.config import EngineConfig
+from jaxpaged.engine import Engine
+from jaxpaged.outputs import RequestOutput
+from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, conversations_of, prompts_of, tokenize
+from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
+from jaxpaged.tokenizer import Tokenizer
+
+
+class LLM:
+    """A model ready to generate. LLM(model, **options): the options are EngineConfig's fields.
+
+    Raises: TypeError for an unknown option, ValueError for a bad one or a checkpoint that cannot be served.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.engine = Engine(EngineConfig.create(model, **options))
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt; results in input order.
+
+        Args:
+            prompts: one or several of: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
+            sampling_params: for all, or one for each; None: get_default_sampling_params().
+            use_tqdm: show progress.
+            priority: one for each prompt, lower runs earlier (scheduling_policy="priority").
+
+        Raises: ValueError naming the prompt that is refused; then nothing of the call stays queued.
+        """
+        tokenized = [tokenize(prompt, self.engine.tokenizer) for prompt in prompts_of(prompts)]
+        return self._run(tokenized, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template (or the given one).
+
+        The template writes what begins a sequence, so no such token is added a second time.
+        Raises: ValueError as generate(), and when there is no template or it refuses the messages.
+        """
+        tokenized = [
+            self._render(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations_of(messages)
+        ]
+        return self._run(tokenized, sampling_params, use_tqdm, None)
+
+    def generate_stream(
+        self, prompt: Prompt | Sequence[ChatMessage], sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yield one request's outputs as they come, each with the new text and ids only (kind DELTA).
+
+        A list of messages is answered as by chat(). Closing the iterator aborts the request.
+        """
+        params = dataclasses.replace(
+            sampling_params or self.get_default_sampling_params(), output_kind=RequestOutputKind.DELTA
+        )
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], dict):
+            tokenized = self._render(
+                prompt, chat_template=None, add_generation_prompt=True, continue_final_message=False, tools=None
+            )
+        else:
+            tokenized = tokenize(prompt, self.engine.tokenizer)  # type: ignore[arg-type]
+        (request_id,) = self._add([tokenized], [params], [0])
+        try:
+            while self.engine.has_unfinished:
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        yield output
+        finally:
+            self.engine.abort(request_id)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ValueError with skip_tokenizer_init=True."""
+        if self.engine.tokenizer is None:
+            raise ValueError("this engine has no tokenizer: it was built with skip_tokenizer_init=True")
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends, over SamplingParams' own defaults."""
+        names = {
+            "temperature": "temperature",
+            "top_p": "top_p",
+            "top_k": "top_k",
+            "min_p": "min_p",
+            "max_new_tokens": "max_tokens",
+        }
+        given = self.engine.generation_config
+        return SamplingParams(**{ours: given[hf] for hf, ours in names.items() if given.get(hf) is not None})
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while requests run."""
+        return self.engine.reset_prefix_cache()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges, see Engine.stats."""
+        return self.engine.stats()
+
+    def _render(self, conversation: Sequence[ChatMessage], **options: Any) -> Tokenized:
+        tokenizer = self.get_tokenizer()
+        text = tokenizer.apply_chat_template(list(conversation), **options)
+        return Tokenized(text=text, ids=tokenizer.encode(text, add_special_tokens=False))
+
+    def _run(
+        self,
+        prompts: Sequence[Tokenized],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = _one_each("sampling_params", sampling_params or self.get_default_sampling_params(), len(prompts))
+        params = [dataclasses.replace(p, output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
+        ids = self._add(prompts, params, _one_each("priority", 0 if priority is None else priority, len(prompts)))
+        done: dict[str, RequestOutput] = {}
+        try:
+            with tqdm(total=len(ids), desc="requests", disable=not use_tqdm) as bar:
+                while len(done) < len(ids):
+                    for output in self.engine.step():
+                        done[output.request_id] = output
+                        bar.update()
+        finally:
+            for request_id in ids:  # of an interrupted call; finished ones are unknown and ignored
+                self.engine.abort(request_id)
+        return [done[request_id] for request_id in ids]
+
+    def _add(
+        self, prompts: Sequence[Tokenized], params: Sequence[SamplingParams], priority: Sequence[int]
+    ) -> list[str]:
+        """Queue all or none: every request is checked before the first is added."""
+        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                self.engine.check(prompt.ids, param)
+            except ValueError as error:
+                raise ValueError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from None
+        ids = [str(next(self._ids)) for _ in prompts]
+        for request_id, prompt, param, rank in zip(ids, prompts, params, priority, strict=True):
+            self.engine.add(request_id, prompt.ids, param, prompt=prompt.text, priority=rank)
+        return ids
+
+
+def _one_each(name: str, given: Any, count: int) -> list[Any]:
+    """`given` for everybody, or one of its items for each."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{name}: wanted one for all or one for each of the {count} prompts, got {len(given)}")
+    return list(given)

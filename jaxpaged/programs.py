@@ -1,0 +1,136 @@
+"""The engine's compiled programs: what each computes, its abstract arguments, and compiling them all in parallel."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from jaxpaged.batch import StepInput
+from jaxpaged.models.forward import CausalLM, ForwardInput
+from jaxpaged.pallas_kernels import copy_blocks
+from jaxpaged.sampling import SampleOutput, SamplerMode, SamplingInput, sample
+
+STACK_BYTES = 64 << 20  # XLA's passes recurse deeply on unrolled models
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCode:
+    """A model without its weights: the NNX graph, the parameters' tree and the attention implementation."""
+
+    graphdef: Any
+    params_tree: Any
+    attention_backend: str
+
+    def module(self, params: tuple[jax.Array, ...]) -> CausalLM:
+        """The module with these parameters. Called while tracing only."""
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.params_tree, params))
+
+
+def forward_program(code: ModelCode) -> Callable[..., Any]:
+    """(params, cache, last_tokens[M + 1], StepInput) → (cache, hidden states [M, D] at step.sample_at)."""
+
+    def forward(params, cache, last_tokens, step: StepInput):
+        tokens = jnp.where(step.from_device, last_tokens[step.table_rows], step.tokens)
+        inputs = ForwardInput(
+            tokens=tokens,
+            positions=step.positions,
+            rope_lens=step.rope_lens,
+            slot_mapping=step.slot_mapping,
+            attention=step.attention,
+        )
+        hidden, cache = code.module(params).backbone(inputs, cache, code.attention_backend)
+        return cache, hidden.at[step.sample_at].get(mode="promise_in_bounds")
+
+    return forward
+
+
+def sample_program(code: ModelCode, mode: SamplerMode, whole: NamedSharding) -> Callable[..., Any]:
+    """(params, hidden [M, D], last_tokens[M + 1], slots[S], SamplingInput of S) → (SampleOutput, last_tokens).
+
+    Row i of the S sampled rows is hidden[i]; its token is left in last_tokens[slots[i]]. Padding rows have slot M.
+    """
+
+    def sample_rows(params, hidden, last_tokens, slots, inputs: SamplingInput) -> tuple[SampleOutput, jax.Array]:
+        logits = code.module(params).logits(hidden[: slots.shape[0]])
+        logits = jax.lax.with_sharding_constraint(logits, whole)
+        out = sample(logits, inputs, mode)
+        return out, last_tokens.at[slots].set(out.token, mode="promise_in_bounds")
+
+    return sample_rows
+
+
+def copy_program() -> Callable[..., Any]:
+    """(cache, copies [C, 2]) → the cache with those blocks copied, in every layer."""
+
+    def copy(cache, copies):
+        return jax.tree.map(lambda layer: copy_blocks(layer, copies), cache)
+
+    return copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one program is compiled: the function, its abstract arguments and which of them are donated."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donate: tuple[int, ...]
+    out_shardings: Any
+
+    def compile(self) -> jax.stages.Compiled:
+        """Lower and compile; seconds to tens of seconds for a backbone, or a read from the persistent cache."""
+        jitted = jax.jit(self.function, donate_argnums=self.donate, out_shardings=self.out_shardings)
+        return jitted.lower(*self.arguments).compile()
+
+
+class Programs:
+    """Compiled programs by key. Owned by the runner; compiling is the only thing threads do here."""
+
+    def __init__(self, recipes: Mapping[Any, Recipe], threads: int) -> None:
+        self._recipes = dict(recipes)
+        self._threads = threads
+        self._compiled: dict[Any, jax.stages.Compiled] = {}
+        self._futures: dict[Any, Future[jax.stages.Compiled]] = {}
+        self.compile_seconds = 0.0  # wall time of warm-up
+        self.late_compilations = 0  # programs compiled after warm-up, or without one
+
+    def start(self) -> None:
+        """Begin to compile everything in the background, the largest programs first."""
+        old = threading.stack_size(STACK_BYTES)
+        try:
+            pool = ThreadPoolExecutor(self._threads, thread_name_prefix="compile")
+            self._futures = {key: pool.submit(recipe.compile) for key, recipe in self._recipes.items()}
+        finally:
+            threading.stack_size(old)
+        pool.shutdown(wait=False)
+
+    def finish(self, progress: Callable[[int, int], None]) -> None:
+        """Wait for what start() began; progress(done, total) after each. Raises what a compilation raised."""
+        begun = time.perf_counter()
+        for done, (key, future) in enumerate(self._futures.items(), start=1):
+            self._compiled[key] = future.result()
+            progress(done, len(self._futures))
+        self._futures = {}
+        self.compile_seconds = time.perf_counter() - begun
+
+    def __getitem__(self, key: Any) -> jax.stages.Compiled:
+        """The program, compiled now if warm-up was switched off."""
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compiled[key] = self._recipes[key].compile()
+            self.late_compilations += 1
+        return found
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """All programs this engine can need."""
+        return tuple(self._recipes)
