@@ -46,8 +46,9 @@ class Detokenizer:
         self._stops = StopStrings(params.stop_strings)
         self._state = START
         self._held = ""  # decoded, but perhaps the beginning of a stop string
-        self._parts: list[str] = []  # visible
-        self._num_taken = 0  # of _parts
+        self._text = ""  # visible, as far as it was asked for
+        self._unread: list[str] = []  # visible since `text` was last asked for
+        self._untaken: list[str] = []  # visible since the last delta
         self._num_tokens = 0
         self._ended = False
 
@@ -78,15 +79,14 @@ class Detokenizer:
     @property
     def text(self) -> str:
         """All visible text so far. After the end: the whole text."""
-        if len(self._parts) > 1 and self._num_taken == len(self._parts):
-            self._parts = ["".join(self._parts)]
-            self._num_taken = 1
-        return "".join(self._parts)
+        self._text += "".join(self._unread)
+        self._unread.clear()
+        return self._text
 
     def take_delta(self) -> str:
         """The text that became visible since the last call."""
-        delta = "".join(self._parts[self._num_taken :])
-        self._num_taken = len(self._parts)
+        delta = "".join(self._untaken)
+        self._untaken.clear()
         return delta
 
     def _show(self, new: str) -> str | None:
@@ -130,5 +130,5 @@ class Detokenizer:
         return None
 
     def _append(self, text: str) -> None:
-        if text:
-            self._parts.append(text)
+        self._unread.append(text)
+        self._untaken.append(text)
