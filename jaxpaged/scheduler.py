@@ -52,8 +52,6 @@ class Scheduler:
         )
         self._max_num_batched_tokens = max_num_batched_tokens
         self._limits = LengthLimits(max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size)
-        # Every running request must be able to get a token in every step.
-        self._max_running = min(max_num_seqs, max_num_batched_tokens)
         self._key = order(policy)
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
@@ -208,7 +206,9 @@ class Scheduler:
     def _plan_running(self, step: StepBuilder) -> None:
         running = self._running
         wanted = [tokens_wanted(request) for request in running]
-        decoding = wanted.count(1)  # one token is set aside for each of these that is still to come
+        # One token is set aside for each of these that is still to come. They never outnumber the budget, because
+        # a request is admitted only into a step that has a token left.
+        decoding = wanted.count(1)
         index = 0
         while index < len(running):  # shrinks from its end by preemption
             request, want = running[index], wanted[index]
@@ -250,7 +250,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepBuilder) -> None:
         index = 0
-        while index < len(self._waiting) and step.budget > 0 and len(self._running) < self._max_running:
+        while index < len(self._waiting) and step.budget > 0 and self._free_slots:
             request = self._waiting[index]
             sibling = sibling_to_share(request)
             if sibling is not None and _not_ready(sibling, step):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from jaxpaged.request import Status
+from jaxpaged.request import FinishReason, Status
 from jaxpaged.scheduler import Scheduler
 from tests.support.scheduling import Loop, make_request, serve
 
@@ -57,6 +59,21 @@ def test_a_sample_whose_sibling_is_gone_runs_by_itself(how: str) -> None:
     assert blocker.finished and len(child.output_ids) == 3
 
 
+def test_a_sample_does_not_wait_for_a_preempted_sibling() -> None:
+    """An urgent sample stood in the queue until its preempted sibling had found room again."""
+    loop = Loop(num_blocks=9, max_num_seqs=2, depth=1, policy="priority", enable_prefix_caching=False)
+    loop.add(make_request("blocker", [8] * 8, max_tokens=20))
+    first = loop.add(make_request("0", range(10), max_tokens=20, priority=1))
+    child = loop.add(make_request("1", range(10), max_tokens=3, priority=1, sibling=first))
+    while first.num_preemptions == 0:
+        loop.step()
+    loop.scheduler.set_priority("1", 0)
+    loop.step()
+    assert child.status == Status.RUNNING and first.status == Status.PREEMPTED
+    assert (loop.plans[-1].rows[-1].start, child.num_cached) == (0, 0)
+    loop.finish()
+
+
 def test_a_sibling_with_another_prompt_is_refused() -> None:
     loop = Loop()
     first = loop.add(make_request("0", [1, 2]))
@@ -87,3 +104,16 @@ def test_nothing_is_kept_of_finished_requests() -> None:
     blocks = scheduler._blocks
     assert not scheduler._requests and not blocks._chains
     assert blocks._cache is not None and len(blocks._cache) <= 19
+
+
+def test_a_request_with_broken_logits_ends_with_error_and_leaves_nothing_to_hit() -> None:
+    """One request's non-finite keys and values were found by later requests with the same prompt."""
+    loop = Loop(depth=1)
+    bad, good = (loop.add(make_request(name, [i] * 9)) for i, name in enumerate("ab"))
+    loop.schedule()
+    result = loop.flight.popleft()
+    assert loop.scheduler.absorb(dataclasses.replace(result, failed=frozenset({0}))) == [bad, good]
+    loop.scheduler.check()
+    assert bad.finish_reason == FinishReason.ERROR and bad.output_ids == [] and not good.finished
+    loop.finish()
+    assert [r.num_cached for r in serve(loop, [0] * 9, [1] * 9)] == [0, 8]

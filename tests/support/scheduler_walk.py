@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxpaged.plan import StepPlan, StepResult
@@ -39,7 +40,7 @@ class Walk:
             max_num_seqs=shape["max_num_seqs"],
             budget=shape["max_num_batched_tokens"],
         )
-        self.flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.flight: deque[tuple[StepPlan, np.ndarray, StepResult]] = deque()
         self.live: list[Request] = []
         self.received: dict[Request, list[int]] = {}
         self.limits: dict[Request, int] = {}
@@ -58,6 +59,7 @@ class Walk:
             prompt_ids=tuple(prompt),
             params=params,
             eos_ids=frozenset({EOS}),
+            stop_ids=frozenset({STOP}),
             max_tokens=asks["max_tokens"],
             seed=0,
             priority=asks["priority"],
@@ -94,7 +96,7 @@ class Walk:
         gone = set(plan.preempted)
         rows = {row.request for row in plan.rows}
         assert all(r in rows or r.request_id in gone for r in must_run), "a decoding request got no token"
-        self.flight.append((plan, self.device.run(plan, lambda _: sample())))
+        self.flight.append((plan, plan.block_tables.copy(), self.device.run(plan, lambda _: sample())))
         assert self.scheduler.stats.blocks_used == self.device.num_held, "a block is leaked"
         for request in rows:
             outputs = len(self.device.sequences[request].tokens) - request.num_prompt
@@ -103,7 +105,8 @@ class Walk:
 
     def absorb(self) -> None:
         """Hand the oldest plan's tokens to the scheduler and compare with the own account."""
-        plan, result = self.flight.popleft()
+        plan, tables, result = self.flight.popleft()
+        assert (plan.block_tables == tables).all(), "a plan in flight was changed"
         expected: list[Request] = []
         sampling = [row.request for row in plan.rows if row.samples]
         for request, token in zip(sampling, result.token_ids.tolist(), strict=True):

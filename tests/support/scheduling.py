@@ -17,8 +17,13 @@ def make_request(request_id: str, prompt: Sequence[int], **overrides: Any) -> Re
     """A greedy request; SamplingParams' and Request's fields can be overridden by name."""
     asks = {"max_tokens": 16, "min_tokens": 0, "stop_token_ids": None}
     asks |= {name: overrides.pop(name) for name in list(overrides) if name in asks}
-    fields: dict[str, Any] = {"eos_ids": frozenset(), "max_tokens": asks["max_tokens"], "seed": 0} | overrides
     params = SamplingParams(temperature=0.0, **asks)
+    fields: dict[str, Any] = {
+        "eos_ids": frozenset(),
+        "stop_ids": frozenset(params.stop_ids),
+        "max_tokens": asks["max_tokens"],
+        "seed": 0,
+    } | overrides
     return Request(request_id=request_id, prompt_ids=tuple(prompt), params=params, **fields)
 
 
