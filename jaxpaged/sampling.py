@@ -124,7 +124,7 @@ def _greedy(logits: jax.Array, maxima: jax.Array, banned: jax.Array) -> jax.Arra
 
 
 def _draw(logits: jax.Array, maxima: jax.Array, inputs: SamplingInput, mode: SamplerMode) -> jax.Array:
-    """Samples from the candidates; rows whose filters reach below them are done again on the whole vocabulary.
+    """Samples from candidates; rows for which these may not be enough are done again on the whole vocabulary.
 
     Both give the same token where both apply: the noise belongs to the vocabulary id, not to the place.
     """
@@ -137,10 +137,9 @@ def _draw(logits: jax.Array, maxima: jax.Array, inputs: SamplingInput, mode: Sam
         key=filters.noise_keys(jnp.asarray(inputs.seed), jnp.asarray(inputs.position)),
     )
     best = jnp.max(maxima, 1)
-    part = filters.candidates(logits, maxima, banned, CANDIDATE_BLOCKS)
-    if part.values.shape[1] == logits.shape[1]:  # a small vocabulary: all of it
+    if maxima.shape[1] <= CANDIDATE_BLOCKS:  # a small vocabulary: all of it
+        part = filters.candidates(logits, maxima, banned, CANDIDATE_BLOCKS)
         return filters.pick(part.values, part.ids, best, jnp.zeros(best.shape), rules)[0]
-    settled, weigh = _reach(part, best, rules)
 
     def row(rows: jax.Array) -> jax.Array:
         values = jnp.where(jnp.isfinite(logits[rows]), logits[rows], -jnp.inf)
@@ -151,13 +150,23 @@ def _draw(logits: jax.Array, maxima: jax.Array, inputs: SamplingInput, mode: Sam
         scaled = filters.scaled(row(rows), best[rows], some.temperature)
         return jnp.sum(jnp.where(scaled >= jnp.log(some.min_p)[:, None], jnp.exp(scaled), 0.0), 1)
 
+    def noise(rows: jax.Array) -> jax.Array:
+        return filters.best_noise(rules.key[rows], maxima.shape[1])
+
     def whole(rows: jax.Array) -> jax.Array:
         ids = lax.broadcasted_iota(jnp.int32, (rows.shape[0], logits.shape[1]), 1)
         return filters.pick(row(rows), ids, best[rows], jnp.zeros(rows.shape), rules.take(rows))[0]
 
+    # Rows without filters: no entry of a block scores above its ceiling, the greatest logit plus the greatest noise.
+    free = (rules.temperature >= GREEDY_BELOW) & (rules.top_k == 0) & (rules.top_p >= 1.0) & (rules.min_p <= 0.0)
+    ceilings = filters.for_rows(noise, free, jnp.zeros(maxima.shape), mode.rows_per_pass)
+    ceilings += filters.scaled(maxima, best, rules.temperature)
+    keys = jnp.where(free[:, None], ceilings, maxima)
+    part = filters.candidates(logits, keys, banned, CANDIDATE_BLOCKS)
+    settled, weigh = _reach(part, best, rules)
     total = filters.for_rows(mass, weigh, jnp.zeros(weigh.shape), mode.rows_per_pass)
-    token, threshold = filters.pick(part.values, part.ids, best, total, rules)
-    settled |= weigh & (threshold > part.bound)
+    token, threshold, score = filters.pick(part.values, part.ids, best, total, rules)
+    settled = jnp.where(free, score > part.bound, settled | (weigh & (threshold > part.bound)))
     return filters.for_rows(whole, ~settled, token, mode.rows_per_pass)
 
 

@@ -43,11 +43,11 @@ class RowRules:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Part of each row: every entry of the row above `bound`, and some others."""
+    """The blocks of each row with the greatest keys."""
 
     values: jax.Array  # f32[S, N]; -inf: must not be picked
     ids: jax.Array  # int32[S, N], their vocabulary ids, in no order
-    bound: jax.Array  # f32[S]: no entry left out is greater; -inf: none that may be picked is left out
+    bound: jax.Array  # f32[S]: the greatest key of a block left out; -inf: none with anything to pick is left out
 
 
 # ---- noise
@@ -68,18 +68,26 @@ def noise_keys(seed: UInt32[Array, "S 2"], position: Int[Array, " S"]) -> UInt32
     return jnp.stack([first, second], 1)
 
 
-def gumbel(key: UInt32[Array, "S 2"], ids: Int[Array, "S N"]) -> Float[Array, "S N"]:
-    """Standard Gumbel noise, a function of (key, id) only.
+def noise_words(key: UInt32[Array, "S 2"], ids: Int[Array, "S N"]) -> Int[Array, "S N"]:
+    """31 random bits, a function of (key, id) only.
 
     The second key word enters between the two multiplications: rows whose first words differ in few bits would
-    otherwise draw from each other's noise. Values lie in [-3.1, 22.2]; the winners' end is the fine-grained one.
+    otherwise draw from each other's noise.
     """
     word = ids.astype(jnp.uint32) * np.uint32(0x9E3779B9) + key[:, :1]
     word = (word ^ (word >> 16)) * np.uint32(0x7FEB352D)
     word = (word ^ (word >> 15)) + key[:, 1:]
     word = (word ^ (word >> 16)) * np.uint32(0x846CA68B)
     word = word ^ (word >> 15)
-    uniform = ((word >> 1).astype(jnp.int32).astype(jnp.float32) + 0.5) * np.float32(2.0**-31)
+    return (word >> 1).astype(jnp.int32)
+
+
+def gumbel(words: Int[Array, "S N"]) -> Float[Array, "S N"]:
+    """Standard Gumbel noise out of 31 random bits, in [-3.1, 22.2]; never greater for a greater word.
+
+    Small words, whose noise wins, are told apart to the last bit; f32 rounds the others.
+    """
+    uniform = (words.astype(jnp.float32) + 0.5) * np.float32(2.0**-31)
     return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, np.float32(1 - 2.0**-24))))
 
 
@@ -146,12 +154,13 @@ def pick(
     best: Float[Array, " S"],
     total: Float[Array, " S"],
     rules: RowRules,
-) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
+) -> tuple[Int[Array, " S"], Float[Array, " S"], Float[Array, " S"]]:
     """Samples a token per row and tells how far down the filters looked.
 
     best is the greatest of the row's values. total is what the kept entries of the vocabulary weigh before top_p, for
     rows where min_p and top_k leave entries outside `values`; 0 for rows where `values` holds all of them.
-    Returns (token int32[S], threshold f32[S]: entries below it are not kept; -inf if top_k and top_p set none).
+    Returns (token; threshold: entries below it are not kept, -inf if top_k and top_p set none; the token's score,
+    which is its noisy scaled logit, or in greedy rows its value).
     Greedy rows take the least id of the greatest values, untouched by temperature and noise.
     """
     greedy = rules.temperature < GREEDY_BELOW
@@ -173,8 +182,9 @@ def pick(
     needed = ~greedy & ((rules.top_k > 0) | (rules.top_p < 1.0))
     stages = jnp.where(jnp.any(needed), 2, 0)
     threshold = lax.fori_loop(0, stages, narrow, jnp.full_like(best, -jnp.inf))
-    noisy = jnp.where(alive & (values >= threshold[:, None]), logits + gumbel(rules.key, ids), -jnp.inf)
-    return id_of_greatest(jnp.where(greedy[:, None], values, noisy), ids), threshold
+    noisy = jnp.where(alive & (values >= threshold[:, None]), logits + gumbel(noise_words(rules.key, ids)), -jnp.inf)
+    scores = jnp.where(greedy[:, None], values, noisy)
+    return id_of_greatest(scores, ids), threshold, jnp.max(scores, 1)
 
 
 def id_of_greatest(values: Float[Array, "S N"], ids: Int[Array, "S N"]) -> Int[Array, " S"]:
@@ -226,25 +236,34 @@ def ban(maxima: Float[Array, "S G"], logits: Float[Array, "S V"], banned: Int[Ar
 
 
 def candidates(
-    logits: Float[Array, "S V"], maxima: Float[Array, "S G"], banned: Int[Array, "S E"] | None, num_blocks: int
+    logits: Float[Array, "S V"], keys: Float[Array, "S G"], banned: Int[Array, "S E"] | None, num_blocks: int
 ) -> Candidates:
-    """The num_blocks blocks with the greatest maxima (the first ones, when maxima are equal)."""
-    groups = maxima.shape[1]
+    """The num_blocks blocks with the greatest keys (the first ones, when keys are equal).
+
+    With the block maxima as keys, every entry above the bound is a candidate.
+    """
+    groups = keys.shape[1]
     if num_blocks >= groups:
-        blocks = jnp.broadcast_to(jnp.arange(groups, dtype=jnp.int32), maxima.shape)
-        bound = jnp.full(maxima.shape[:1], -jnp.inf)
+        blocks = jnp.broadcast_to(jnp.arange(groups, dtype=jnp.int32), keys.shape)
+        bound = jnp.full(keys.shape[:1], -jnp.inf)
     else:
         # Without the barrier XLA:CPU makes the slices part of the top-k, which it then does by sorting: 9 times slower.
-        top, blocks = lax.optimization_barrier(lax.top_k(maxima, num_blocks + 1))
+        top, blocks = lax.optimization_barrier(lax.top_k(keys, num_blocks + 1))
         bound, blocks = top[:, -1], blocks[:, :-1]
     values, ids = take_blocks(logits, blocks, banned)
     return Candidates(values=values, ids=ids, bound=bound)
 
 
+def best_noise(key: UInt32[Array, "C 2"], groups: int) -> Float[Array, "C G"]:
+    """The greatest noise of each block of the vocabulary."""
+    ids = lax.broadcasted_iota(jnp.int32, (key.shape[0], groups * BLOCK), 1)
+    return gumbel(jnp.min(noise_words(key, ids).reshape(-1, groups, BLOCK), 2))
+
+
 def for_rows[Result](
     compute: Callable[[jax.Array], Result], active: Bool[Array, " S"], otherwise: Result, rows_per_pass: int
 ) -> Result:
-    """compute(rows int32[C]) -> arrays [C] for the active rows, rows_per_pass at a time; `otherwise` [S] elsewhere.
+    """compute(rows int32[C]) -> [C, ...] for the active rows, rows_per_pass at a time; `otherwise` [S, ...] elsewhere.
 
     On the CPU a few vocabulary-wide rows stay in the cache from one operation to the next; the whole batch would
     go through memory, into freshly mapped pages, each time.
@@ -260,7 +279,11 @@ def for_rows[Result](
     def step(index: jax.Array, result: Result) -> Result:
         # The slice is clamped: the last pass may repeat rows or, beyond the active ones, compute row 0 unused.
         rows = lax.dynamic_slice(order, (index * width,), (width,))
-        use = active[rows]
-        return jax.tree.map(lambda old, new: old.at[rows].set(jnp.where(use, new, old[rows])), result, compute(rows))
+
+        def put(old: jax.Array, new: jax.Array) -> jax.Array:
+            use = jnp.expand_dims(active[rows], range(1, old.ndim))
+            return old.at[rows].set(jnp.where(use, new, old[rows]))
+
+        return jax.tree.map(put, result, compute(rows))
 
     return lax.fori_loop(0, (count + width - 1) // width, step, otherwise)

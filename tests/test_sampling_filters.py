@@ -106,6 +106,22 @@ def test_same_token_as_the_reference(seed: int, spread: float, step: float, choi
         assert expected is None or expected == tokens[index], (index, row)
 
 
+def test_top_p_is_of_the_whole_vocabulary() -> None:
+    """40 peaks hold a third of the mass: a share of the candidates' mass alone would keep 24 of them, not 32."""
+    logits = np.zeros((8, WIDE), np.float32)
+    peaks = np.random.default_rng(2).choice(WIDE, 40, replace=False)
+    logits[:, peaks] = np.log(100.0 - np.arange(40, dtype=np.float32))
+    drawn = set()
+    for first in range(0, 128, 8):
+        rows: list[Row] = [(SamplingParams(top_p=0.3), 4, first + row, []) for row in range(8)]
+        tokens = run(logits, rows, mode()).token
+        expected = [expected_token(logits[0], row) for row in rows]
+        assert all(want in (None, got) for want, got in zip(expected, tokens.tolist(), strict=True))
+        drawn |= set(tokens.tolist())
+    assert drawn & set(peaks[24:32].tolist())
+    assert drawn <= set(peaks[:33].tolist())
+
+
 # ---- distributions
 
 
@@ -138,7 +154,7 @@ def test_noise_is_gumbel_in_the_tail_that_wins() -> None:
     """Noise from 23 random bits has too short a tail: rare tokens of a large vocabulary would come up too seldom."""
     keys = filters.noise_keys(jnp.arange(64, dtype=jnp.uint32).reshape(32, 2), jnp.arange(32, dtype=jnp.int32))
     ids = jnp.broadcast_to(jnp.arange(2**17, dtype=jnp.int32), (32, 2**17))
-    noise = np.sort(np.asarray(filters.gumbel(keys, ids), np.float64).ravel())
+    noise = np.sort(np.asarray(filters.gumbel(filters.noise_words(keys, ids)), np.float64).ravel())
     assert np.isfinite(noise).all()
     edges = -np.log(-np.log1p(-np.array([0.999, 0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-5])))
     counts = np.diff(np.concatenate([[0], np.searchsorted(noise, edges), [noise.size]]))

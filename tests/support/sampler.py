@@ -64,9 +64,8 @@ def expected_token(logits: np.ndarray, row: Row) -> int | None:
     params, seed, position, banned = row
     kept, scaled, near = reference(logits, params, banned)
     seeds = jnp.array([[seed & 0xFFFFFFFF, seed >> 32]], jnp.uint32)
-    noise = filters.gumbel(
-        filters.noise_keys(seeds, jnp.array([position], jnp.int32)), jnp.arange(len(logits), dtype=jnp.int32)[None]
-    )
+    keys = filters.noise_keys(seeds, jnp.array([position], jnp.int32))
+    noise = filters.gumbel(filters.noise_words(keys, jnp.arange(len(logits), dtype=jnp.int32)[None]))
     noisy = np.where(kept, scaled + np.asarray(noise, np.float64)[0], -np.inf)
     second, first = np.sort(noisy)[-2:]
     return None if near or first - second < 1e-4 else int(np.argmax(noisy))
