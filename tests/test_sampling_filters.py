@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from jaxpaged import sampling
 from jaxpaged import sampling_filters as filters
 from jaxpaged.sampling_params import SamplingParams
 from tests.support.sampler import ABC, WIDE, Row, chi_square_fits, draws, expected_token, mode, reference, run
@@ -120,6 +121,18 @@ def test_top_p_is_of_the_whole_vocabulary() -> None:
         drawn |= set(tokens.tolist())
     assert drawn & set(peaks[24:32].tolist())
     assert drawn <= set(peaks[:33].tolist())
+
+
+def test_few_candidates_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four candidate blocks, most rows have to notice that the candidates are not enough."""
+    logits = np.random.default_rng(6).normal(0.0, 0.3, (32, WIDE)).astype(np.float32)
+    logits[:, ::32] += 8.0  # in each block one entry that can win; the greatest noise is mostly elsewhere
+    choices = [{}, {}, {"top_p": 0.5}, {"top_k": 100}, {"min_p": 0.4}, {"top_p": 0.01}, {"top_k": 2}, {"top_p": 0.999}]
+    rows: list[Row] = [(SamplingParams(**choices[row % 8]), 5, row, []) for row in range(32)]
+    monkeypatch.setattr(sampling, "CANDIDATE_BLOCKS", 4)
+    tokens = run(logits, rows, mode(rows_per_pass=4)).token.tolist()
+    expected = [expected_token(logits[index], row) for index, row in enumerate(rows)]
+    assert all(want in (None, got) for want, got in zip(expected, tokens, strict=True))
 
 
 # ---- distributions
