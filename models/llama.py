@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -52,6 +54,12 @@ class Layer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), kv
 
 
+@partial(jax.jit, static_argnums=(0, 6))
+def _run_layer(graphdef, params, x, rope, step: ForwardInput, kv: KVPair, backend: str) -> tuple[Array, KVPair]:
+    """One layer as a function of its own: equal layers are then traced and lowered once, not thirty times."""
+    return nnx.merge(graphdef, params)(x, rope, step, kv, backend)
+
+
 class Llama(nnx.Module):
     """Embedding, layers, final norm and head. `backbone` and `logits` are compiled apart: see runner."""
 
@@ -71,9 +79,9 @@ class Llama(nnx.Module):
         x = embed(self.embed_vd[...], step.tokens)
         rope = self._rope(step)
         written = []
-        for i, layer in enumerate(self.layers):
-            with jax.named_scope(f"layer_{i}"):
-                x, kv = layer(x, rope, step, cache[i], backend)
+        for layer, kv in zip(self.layers, cache, strict=True):
+            graphdef, params = nnx.split(layer)
+            x, kv = _run_layer(graphdef, params, x, rope, step, kv, backend)
             written.append(kv)
         return x, tuple(written)
 
