@@ -50,10 +50,11 @@ def test_banned_ids_at_the_edges() -> None:
 def test_rows_without_finite_logits_are_reported(greedy: bool) -> None:
     """NaN logits sampled token 0 without a word; now the row is reported and its neighbours are untouched."""
     nan, inf = np.nan, np.inf
-    logits = np.array(
-        [[nan, nan, nan], [-inf, -inf, nan], [inf, inf, -inf], [nan, 1, 0], [-inf, -inf, 0], [inf, 1, 2], [5, nan, 6]],
-        np.float32,
-    )
+    logits = np.full((7, 100), nan, np.float32)
+    logits[:, 50] = -inf
+    logits[:, :3] = [
+        [nan, nan, nan], [-inf, -inf, nan], [inf, inf, -inf], [nan, 1, 0], [-inf, -inf, 0], [inf, 1, 2], [5, nan, 6]
+    ]  # fmt: skip
     how = GREEDY if greedy else SamplingParams(top_k=1)
     rows: list[Row] = [(how, 1, 0, []) for _ in logits[:-1]] + [(how, 1, 0, [0, 2])]
     output = run(logits, rows, mode(greedy, max_logprobs=2))

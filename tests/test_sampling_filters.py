@@ -163,6 +163,13 @@ def test_draws_of_neighbouring_keys_are_independent(spread: str) -> None:
     assert chi_square_fits(counts, np.outer(single, single).ravel())
 
 
+def test_both_words_of_a_key_count() -> None:
+    """With 32 effective bits two of some 80,000 requests would share their noise, and so would close keys."""
+    keys = jnp.array([[1, 2], [1, 3], [2, 2], [2, 3]], jnp.uint32)
+    words = np.asarray(filters.noise_words(keys, jnp.tile(jnp.arange(4096, dtype=jnp.int32), (4, 1))))
+    assert len(np.unique(words)) > 0.999 * words.size
+
+
 def test_noise_is_gumbel_in_the_tail_that_wins() -> None:
     """Noise from 23 random bits has too short a tail: rare tokens of a large vocabulary would come up too seldom."""
     keys = filters.noise_keys(jnp.arange(64, dtype=jnp.uint32).reshape(32, 2), jnp.arange(32, dtype=jnp.int32))
