@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ class SamplerMode:
 
 
 @jax.tree_util.register_dataclass
+@no_type_check  # holds numpy arrays, traced ones or abstract ones
 @dataclass(frozen=True, kw_only=True)
 class SamplingInput:
     """What the rows of a batch ask of sampling. Padding rows are greedy and ban nothing."""
@@ -47,6 +49,7 @@ class SamplingInput:
 
 
 @jax.tree_util.register_dataclass
+@no_type_check  # holds numpy arrays, traced ones or abstract ones
 @dataclass(frozen=True, kw_only=True)
 class SampleOutput:
     """Sampled tokens. The log-probabilities are of the raw logits (no mask, no temperature, no filter).
