@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from jaxpaged.plan import StepPlan
 
 
 @jax.tree_util.register_dataclass
+@no_type_check  # holds numpy arrays, traced ones or abstract ones
 @dataclass(frozen=True, kw_only=True)
 class StepInput:
     """All the backbone needs for one step. T padded tokens, R = min(T, max_num_seqs) rows, M = max_num_seqs.

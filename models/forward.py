@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, no_type_check, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -15,6 +15,7 @@ KVPair = tuple[Array, Array]  # one layer's keys and values, each [N, K, B, H]
 
 
 @jax.tree_util.register_dataclass
+@no_type_check  # holds numpy arrays, traced ones or abstract ones
 @dataclass(frozen=True, kw_only=True)
 class ForwardInput:
     """What the backbone reads of a step; padding tokens are token 0 at position 0, written to the trash block."""
@@ -26,6 +27,7 @@ class ForwardInput:
     attention: AttentionBatch
 
 
+@runtime_checkable
 class CausalLM(Protocol):
     """The interface of a model: a Flax NNX module with these two methods, compiled apart (see jaxpaged.programs)."""
 

@@ -33,7 +33,7 @@ def linear(x: Float[Array, "T I"], w: Float[Array, "..."], bias: Float[Array, ".
     """x · wᵀ + bias: w is [*out, I], the result [T, *out]. The one place where activations meet weights."""
     flat = w.reshape(-1, w.shape[-1])  # with several output dimensions XLA:CPU transposes the weight in every call
     y = jax.lax.dot_general(x, flat, (((1,), (1,)), ((), ()))).reshape(x.shape[0], *w.shape[:-1])
-    return y if bias is None else y + bias
+    return y if bias is None else y + bias[None]
 
 
 class RMSNorm(nnx.Module):
@@ -46,7 +46,8 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*T D"]) -> Float[Array, "*T D"]:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
-        return self.scale_d[...] * wide.astype(x.dtype)
+        scale = self.scale_d[...].reshape((1,) * (x.ndim - 1) + (-1,))
+        return scale * wide.astype(x.dtype)
 
 
 class Mlp(nnx.Module):

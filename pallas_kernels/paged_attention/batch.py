@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import no_type_check
 
 import jax
 import numpy as np
@@ -29,9 +30,10 @@ class AttentionSpec:
 
 
 @jax.tree_util.register_dataclass
+@no_type_check  # holds numpy arrays, traced ones or abstract ones
 @dataclass(frozen=True, kw_only=True)
 class AttentionBatch:
-    """A ragged batch: row r owns queries query_starts[r] … query_starts[r+1]-1, its newest kv_lens[r] tokens' last ones.
+    """A ragged batch: row r has kv_lens[r] tokens, the last of which are queries query_starts[r] … query_starts[r+1]-1.
 
     Query q of row r stands at position kv_lens[r] - (query_starts[r+1] - q). Rows beyond the real ones have kv_len 0
     and no queries. The first num_decodes rows have one query each, so row r's query is token r; the others are cut

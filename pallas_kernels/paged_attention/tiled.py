@@ -66,7 +66,7 @@ def _decode_rows(out, q, k_cache, v_cache, batch, spec):
         def step(j, carry):
             top, total, acc = carry  # [lanes, K, G], the same, [lanes, K, G, H]
             pages = lax.dynamic_slice(tables, (0, j * chunk), (lanes, chunk))
-            key = j * span + offsets
+            key = (j * span + offsets)[None]
             seen = (key < lens[:, None, None]) & (key >= low[:, None, None])  # [lanes, chunk, B]
             k = _gather(k_cache, pages)  # [lanes, chunk, K, B, H]
             v = jnp.where(seen[:, :, None, :, None], v_cache.at[pages].get(mode="promise_in_bounds"), 0)
@@ -119,15 +119,15 @@ def _prefill_tiles(out, q, k_cache, v_cache, batch, spec):
             top, total, acc = carry  # [K, size, G], the same, [K, size, G, H]
             pages = lax.dynamic_slice(pages_of_row, (j * chunk,), (chunk,))
             key = j * span + jnp.arange(span)
-            seen = key <= position[:, None]  # [size, span]
+            seen = key[None, :] <= position[:, None]  # [size, span]
             if spec.window is not None:
-                seen &= key > position[:, None] - spec.window
+                seen &= key[None, :] > position[:, None] - spec.window
             k, v = flat(k_cache, pages), flat(v_cache, pages)
-            v = jnp.where((key < length)[:, None], v, 0)
+            v = jnp.where((key < length)[None, :, None], v, 0)
             k, v = lax.optimization_barrier((k, v))
             scores = jnp.einsum("kqh,kch->kqc", query, k, preferred_element_type=jnp.float32)
             scores = scores.reshape(num_kv_heads, size, groups, span)
-            scores = jnp.where(seen[:, None, :], _cap(scores, spec), MASKED)
+            scores = jnp.where(seen[None, :, None, :], _cap(scores, spec), MASKED)
             new_top = jnp.maximum(top, scores.max(-1))
             weights = jnp.exp(scores - new_top[..., None])
             keep = jnp.exp(top - new_top)
