@@ -68,6 +68,7 @@ class BatchShape:
 
     block_size: int
     max_num_seqs: int
+    table_width: int  # P: blocks of the longest sequence, rounded up to what attention's tiles want
     tiles: TileConfig
 
 
@@ -97,11 +98,11 @@ def build(plan: StepPlan, size: int, shape: BatchShape) -> StepInput:
     return _pack(rows, np.concatenate([row.tokens for row in plan.rows]), plan.block_tables, size, shape)
 
 
-def example(size: int, table_width: int, shape: BatchShape) -> StepInput:
+def example(size: int, shape: BatchShape) -> StepInput:
     """A StepInput of the bucket with one row of one token, for its shapes and dtypes."""
     zero, no = np.zeros(1, np.int64), np.zeros(1, np.bool_)
     rows = _Rows(counts=zero + 1, slots=zero, starts=zero, prompts=zero + 1, on_device=no, samples=no)
-    return _pack(rows, np.zeros(1, np.int32), np.zeros((shape.max_num_seqs, table_width), np.int32), size, shape)
+    return _pack(rows, np.zeros(1, np.int32), np.zeros((shape.max_num_seqs, shape.table_width), np.int32), size, shape)
 
 
 def _pack(rows: _Rows, tokens: np.ndarray, block_tables: np.ndarray, size: int, shape: BatchShape) -> StepInput:
@@ -114,8 +115,10 @@ def _pack(rows: _Rows, tokens: np.ndarray, block_tables: np.ndarray, size: int, 
     slot_mapping = tables[row_of_token, positions // shape.block_size] * shape.block_size + positions % shape.block_size
     from_device = np.zeros(size, np.bool_)
     from_device[ends[rows.on_device] - 1] = True
+    padded_tables = np.zeros((num_rows, shape.table_width), np.int32)  # the plan's are as wide as max_model_len needs
+    padded_tables[: len(tables), : tables.shape[1]] = tables
     attention = plan_attention(
-        block_tables=_padded(tables, num_rows),
+        block_tables=padded_tables,
         kv_lens=_padded(kv_lens, num_rows),
         query_starts=_padded(np.concatenate([[0], ends]), num_rows + 1, fill=total),
         num_rows=len(ends),

@@ -76,10 +76,14 @@ def load(config: EngineConfig) -> Loaded:
     spec = RunnerSpec(
         num_blocks=limits.num_blocks,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        table_width=_table_width(limits.max_model_len, config.block_size),
         max_logprobs=min(config.max_logprobs, model.vocab_size),
         cache_dtype=cache_dtype,
-        batch=BatchShape(block_size=config.block_size, max_num_seqs=limits.max_num_seqs, tiles=CPU_TILES),
+        batch=BatchShape(
+            block_size=config.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            table_width=_table_width(limits.max_model_len, config.block_size),
+            tiles=CPU_TILES,
+        ),
     )
     runner = ModelRunner(model, code, spec, mesh, abstract)
     if config.warmup:

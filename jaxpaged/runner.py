@@ -31,10 +31,9 @@ class RunnerSpec:
 
     num_blocks: int  # the trash block included
     max_num_batched_tokens: int
-    table_width: int  # P: blocks of the longest sequence
     max_logprobs: int
     cache_dtype: Any
-    batch: BatchShape  # block size, max_num_seqs (M), tiles
+    batch: BatchShape  # block size, max_num_seqs (M), table width (P), tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +154,7 @@ class ModelRunner:
         hidden = self._abstract((self._spec.batch.max_num_seqs, self._model.hidden_size), params[0].dtype)
         cache_out = jax.tree.map(lambda _: self._cache_sharding, cache)
         for size in reversed(self._buckets.tokens):
-            step = jax.tree.map(
-                lambda a: self._abstract(a.shape, a.dtype), example(size, self._spec.table_width, self._spec.batch)
-            )
+            step = jax.tree.map(lambda a: self._abstract(a.shape, a.dtype), example(size, self._spec.batch))
             recipes[size] = Recipe(
                 function=forward_program(self._code),
                 arguments=(params, cache, last_tokens, step),
