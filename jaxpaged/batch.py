@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxpaged.pallas_kernels import AttentionBatch, TileConfig, plan_attention
+from jaxpaged.models.forward import ForwardInput
+from jaxpaged.pallas_kernels import TileConfig, plan_attention
 from jaxpaged.plan import StepPlan
 
 
@@ -22,14 +23,10 @@ class StepInput:
     Padding tokens have id 0, position 0 and slot 0 of the trash block; padding rows have no queries.
     """
 
-    tokens: Int[Array, " T"]
-    from_device: Bool[Array, " T"]  # take the id from last_tokens[table_rows[t]] instead of tokens[t]
-    table_rows: Int[Array, " T"]  # the sequence's slot
-    positions: Int[Array, " T"]
-    rope_lens: Int[Array, " T"]
-    slot_mapping: Int[Array, " T"]
-    sample_at: Int[Array, " M"]  # tokens whose hidden state is kept; padding entries are 0
-    attention: AttentionBatch
+    inputs: ForwardInput
+    from_device: Bool[Array | np.ndarray, " T"]  # take the id from last_tokens[table_rows[t]], not inputs.tokens[t]
+    table_rows: Int[Array | np.ndarray, " T"]  # the sequence's slot
+    sample_at: Int[Array | np.ndarray, " M"]  # tokens whose hidden state is kept; padding entries are 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +122,18 @@ def _pack(rows: _Rows, tokens: np.ndarray, block_tables: np.ndarray, size: int, 
         num_tokens=size,
         tiles=shape.tiles,
     )
-    return StepInput(
+    inputs = ForwardInput(
         tokens=_padded(tokens, size),
-        from_device=from_device,
-        table_rows=_padded(rows.slots[row_of_token], size),
         positions=_padded(positions, size),
         rope_lens=_padded(np.maximum(rows.prompts[row_of_token], positions + 1), size),
         slot_mapping=_padded(slot_mapping, size),
-        sample_at=_padded(ends[rows.samples] - 1, shape.max_num_seqs),
         attention=attention,
+    )
+    return StepInput(
+        inputs=inputs,
+        from_device=from_device,
+        table_rows=_padded(rows.slots[row_of_token], size),
+        sample_at=_padded(ends[rows.samples] - 1, shape.max_num_seqs),
     )
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 from tqdm import tqdm
 
 from jaxpaged.batch import BatchShape
-from jaxpaged.cache import count_blocks
+from jaxpaged.cache import Device, count_blocks
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import cache_directory, resolve_model
 from jaxpaged.models.registry import family_of
@@ -90,7 +90,7 @@ def load(config: EngineConfig) -> Loaded:
         runner.programs.start()
     begun = time.perf_counter()
     by_path = dict(zip(paths, shardings, strict=True))
-    with _progress(config, "loading weights") as progress:
+    with _ProgressBar(config, "loading weights") as progress:
         arrays = load_weights(
             family.slots(model),
             checkpoint.source,
@@ -101,7 +101,7 @@ def load(config: EngineConfig) -> Loaded:
     checkpoint.source.close()
     runner.load(tuple(arrays[path] for path in paths))
     loaded = time.perf_counter()
-    with _progress(config, "compiling programs") as progress:
+    with _ProgressBar(config, "compiling programs") as progress:
         runner.programs.finish(progress)
     return Loaded(
         checkpoint=checkpoint,
@@ -121,7 +121,7 @@ def resolve_dtype(wanted: str, checkpoint: str, platform: str) -> Any:
     return jnp.dtype(checkpoint if checkpoint in ("bfloat16", "float16") else "bfloat16")
 
 
-def resolve_limits(config: EngineConfig, checkpoint: Checkpoint, cache_dtype: Any, device: jax.Device) -> Limits:
+def resolve_limits(config: EngineConfig, checkpoint: Checkpoint, cache_dtype: Any, device: Device) -> Limits:
     """Fill in what the config leaves to the model and the device.
 
     Without max_model_len the model's own limit counts, cut to what the cache holds. Raises: ValueError when a given
@@ -174,7 +174,7 @@ def _parameters(state: Any, mesh: jax.sharding.Mesh) -> tuple[list, list, list]:
     return paths, shapes, shardings
 
 
-class _progress:
+class _ProgressBar:
     """A progress bar as a callback progress(done, total); silent where the config says so."""
 
     def __init__(self, config: EngineConfig, what: str) -> None:

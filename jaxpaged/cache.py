@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jaxpaged.config import EngineConfig
 from jaxpaged.models.config import ModelConfig
 
+Device = Any  # a jax.Device, which is not a static type
 KVCache = tuple[tuple[jax.Array, jax.Array], ...]  # per layer: keys and values, each [N blocks, K, B, H]
 
 # On CPU memory is shared with everything else, so the cache takes this share of what is free, unless told otherwise.
@@ -35,7 +37,7 @@ def count_blocks(
     config: EngineConfig,
     model: ModelConfig,
     dtype: jnp.dtype,
-    device: jax.Device,
+    device: Device,
     *,
     max_model_len: int,
     max_num_seqs: int,
@@ -64,7 +66,7 @@ def count_blocks(
     return min(blocks, useful)
 
 
-def free_memory(device: jax.Device, utilization: float) -> int:
+def free_memory(device: Device, utilization: float) -> int:
     """Bytes the cache may take on this device."""
     if device.platform == "cpu":
         return int(CPU_FREE_SHARE * _free_host_memory())

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, cast
 
 from tqdm import tqdm
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine import Engine
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, conversations_of, prompts_of, tokenize
+from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, conversations_of, is_conversation, prompts_of, tokenize
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
 
@@ -80,7 +80,7 @@ class LLM:
 
     def generate_stream(
         self, prompt: Prompt | Sequence[ChatMessage], sampling_params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput]:
         """Yield one request's outputs as they come, each with the new text and ids only (kind DELTA).
 
         A list of messages is answered as by chat(). Closing the iterator aborts the request.
@@ -88,12 +88,11 @@ class LLM:
         params = dataclasses.replace(
             sampling_params or self.get_default_sampling_params(), output_kind=RequestOutputKind.DELTA
         )
-        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], dict):
-            tokenized = self._render(
-                prompt, chat_template=None, add_generation_prompt=True, continue_final_message=False, tools=None
-            )
+        if is_conversation(prompt):
+            options = {"chat_template": None, "add_generation_prompt": True, "continue_final_message": False}
+            tokenized = self._render(cast(Sequence[ChatMessage], prompt), tools=None, **options)
         else:
-            tokenized = tokenize(prompt, self.engine.tokenizer)  # type: ignore[arg-type]
+            tokenized = tokenize(cast(Prompt, prompt), self.engine.tokenizer)
         (request_id,) = self._add([tokenized], [params], [0])
         try:
             while self.engine.has_unfinished:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxpaged.batch import StepInput
-from jaxpaged.models.forward import CausalLM, ForwardInput
+from jaxpaged.models.forward import CausalLM
 from jaxpaged.pallas_kernels import copy_blocks
 from jaxpaged.sampling import SampleOutput, SamplerMode, SamplingInput, sample
 
@@ -39,14 +39,8 @@ def forward_program(code: ModelCode) -> Callable[..., Any]:
     """(params, cache, last_tokens[M + 1], StepInput) → (cache, hidden states [M, D] at step.sample_at)."""
 
     def forward(params, cache, last_tokens, step: StepInput):
-        tokens = jnp.where(step.from_device, last_tokens[step.table_rows], step.tokens)
-        inputs = ForwardInput(
-            tokens=tokens,
-            positions=step.positions,
-            rope_lens=step.rope_lens,
-            slot_mapping=step.slot_mapping,
-            attention=step.attention,
-        )
+        tokens = jnp.where(step.from_device, last_tokens[step.table_rows], step.inputs.tokens)
+        inputs = replace(step.inputs, tokens=tokens)
         hidden, cache = code.module(params).backbone(inputs, cache, code.attention_backend)
         return cache, hidden.at[step.sample_at].get(mode="promise_in_bounds")
 

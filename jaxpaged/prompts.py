@@ -34,6 +34,11 @@ def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(given)  # type: ignore[arg-type]
 
 
+def is_conversation(given: Prompt | Sequence[ChatMessage]) -> bool:
+    """Whether this is a list of messages and not a prompt."""
+    return not isinstance(given, str | Mapping) and len(given) > 0 and isinstance(given[0], Mapping)
+
+
 def conversations_of(given: Sequence[Any]) -> list[Sequence[ChatMessage]]:
     """One conversation or several, as a list of lists of messages."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence) or not given:

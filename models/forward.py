@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, no_type_check, runtime_checkable
 
 import jax
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxpaged.models.config import ModelConfig
@@ -20,10 +21,12 @@ KVPair = tuple[Array, Array]  # one layer's keys and values, each [N, K, B, H]
 class ForwardInput:
     """What the backbone reads of a step; padding tokens are token 0 at position 0, written to the trash block."""
 
-    tokens: Int[Array, " T"]
-    positions: Int[Array, " T"]
-    rope_lens: Int[Array, " T"]  # max(prompt length, position + 1) of the token's sequence: dynamic rope only
-    slot_mapping: Int[Array, " T"]
+    tokens: Int[Array | np.ndarray, " T"]
+    positions: Int[Array | np.ndarray, " T"]
+    rope_lens: Int[
+        Array | np.ndarray, " T"
+    ]  # max(prompt length, position + 1): for dynamic rope
+    slot_mapping: Int[Array | np.ndarray, " T"]
     attention: AttentionBatch
 
 

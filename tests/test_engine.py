@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.engines import small_llm
-from tests.support.tiny import tiny_checkpoint
 
 from jaxpaged import SamplingParams
+from tests.support.engines import small_llm
+from tests.support.tiny import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -42,8 +42,8 @@ def test_samples_of_one_request_differ_and_share_the_prompt(llm):
 
 def test_stream_gives_the_same_tokens(llm):
     (whole,) = llm.generate([[4, 2]], GREEDY, use_tqdm=False)
-    pieces = [output.outputs[0].token_ids for output in llm.generate_stream([4, 2], GREEDY)]
-    assert sum(pieces, []) == whole.outputs[0].token_ids
+    stream = llm.generate_stream([4, 2], GREEDY)
+    assert [token for output in stream for token in output.outputs[0].token_ids] == whole.outputs[0].token_ids
 
 
 def test_closing_a_stream_frees_its_blocks(llm):

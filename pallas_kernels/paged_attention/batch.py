@@ -41,13 +41,13 @@ class AttentionBatch:
     Tiles are in ascending order of tile_starts. Table entries beyond a row's length are valid block ids (0).
     """
 
-    block_tables: Int[Array, "R P"]
-    kv_lens: Int[Array, " R"]
-    query_starts: Int[Array, " R+1"]
-    num_decodes: Int[Array, ""]
-    tile_rows: Int[Array, " W"]
-    tile_starts: Int[Array, " W"]
-    num_tiles: Int[Array, ""]
+    block_tables: Int[Array | np.ndarray, "R P"]
+    kv_lens: Int[Array | np.ndarray, " R"]
+    query_starts: Int[Array | np.ndarray, " R+1"]
+    num_decodes: Int[Array | np.ndarray, ""]
+    tile_rows: Int[Array | np.ndarray, " W"]
+    tile_starts: Int[Array | np.ndarray, " W"]
+    num_tiles: Int[Array | np.ndarray, ""]
     tiles: TileConfig = field(metadata={"static": True})
 
 
