@@ -88,17 +88,23 @@ def run_arrivals(llm: jaxpaged.LLM, arrivals: Iterable[Arrival]) -> dict[str, St
     step = 0
     while coming or llm.engine.has_unfinished:
         while coming and coming[0].step <= step:
-            _add(llm, coming.pop(0))
-        for output in llm.engine.step():
-            streams[output.request_id].take(output)
-        llm.engine.check_invariants()
+            join(llm, coming.pop(0))
+        advance(llm, streams)
         step += 1
     return streams
 
 
-def _add(llm: jaxpaged.LLM, arrival: Arrival) -> None:
+def join(llm: jaxpaged.LLM, arrival: Arrival) -> None:
+    """Queue the request now, streaming."""
     params = dataclasses.replace(arrival.params, output_kind=RequestOutputKind.DELTA)
     llm.engine.add(arrival.name, arrival.prompt, params, prompt=None, priority=arrival.priority)
+
+
+def advance(llm: jaxpaged.LLM, streams: Mapping[str, Stream]) -> None:
+    """One step of the engine: what it gives goes to the streams, and its books are checked."""
+    for output in llm.engine.step():
+        streams[output.request_id].take(output)
+    llm.engine.check_invariants()
 
 
 def logprob_rows(completion: CompletionOutput) -> list[Mapping[int, float]]:
