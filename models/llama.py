@@ -33,7 +33,7 @@ class Attention(nnx.Module):
         qkv = linear(x, self.qkv_kghd[...], value(self.qkv_bias_kgh))  # [T, K, G + 2, H]
         rotated = rotate(qkv[:, :, :-1], *rope)
         q, k, v = rotated[:, :, :-1], rotated[:, :, -1], qkv[:, :, -1]
-        kv = (write_kv(kv[0], k, step.slot_mapping), write_kv(kv[1], v, step.slot_mapping))
+        kv = write_kv(*kv, k, v, step.slot_mapping)
         mixed = paged_attention(q, *kv, step.attention, self.spec, implementation=backend)
         out_di = self.out_dkgh[...].reshape(self.out_dkgh.shape[0], -1)
         return linear(mixed.reshape(x.shape[0], -1), out_di, value(self.out_bias_d)), kv

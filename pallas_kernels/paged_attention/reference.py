@@ -36,5 +36,4 @@ def paged_attention_reference(
     scores = jnp.where(seen, scores, -1e30)
     weights = jnp.where(seen, jnp.exp(scores - scores.max(-1, keepdims=True)), 0.0)
     weights = weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-30)
-    v = jnp.where(seen[:, :, 0, :, None], v.astype(jnp.float32), 0.0)  # 0 · NaN is NaN
-    return jnp.einsum("tkgc,tkch->tkgh", weights, v).astype(q.dtype)
+    return jnp.einsum("tkgc,tkch->tkgh", weights, v.astype(jnp.float32)).astype(q.dtype)

@@ -3,6 +3,9 @@
 The online softmax of FlashAttention (Dao et al., 2022) over blocks found through the block table (PagedAttention,
 Kwon et al., 2023). Loop trip counts are data, so one program per token bucket serves every mix of lengths, and the
 work is proportional to the tokens held, not to the table's width.
+
+Masked weights are exactly 0 and write_kv keeps every value in the cache finite, so what a recycled block still holds
+beyond a row's length never shows; a key there may be NaN, its score is masked.
 """
 
 from __future__ import annotations
@@ -69,12 +72,12 @@ def _decode_rows(out, q, k_cache, v_cache, batch, spec):
             key = (j * span + offsets)[None]
             seen = (key < lens[:, None, None]) & (key >= low[:, None, None])  # [lanes, chunk, B]
             k = _gather(k_cache, pages)  # [lanes, chunk, K, B, H]
-            v = jnp.where(seen[:, :, None, :, None], v_cache.at[pages].get(mode="promise_in_bounds"), 0)
-            v = lax.optimization_barrier(v)
+            v = _gather(v_cache, pages)
             scores = jnp.einsum("lckgh,lckbh->lckgb", wide, k, preferred_element_type=jnp.float32)
-            scores = jnp.where(seen[:, :, None, None, :], _cap(scores, spec), MASKED)
+            mask = seen[:, :, None, None, :]
+            scores = jnp.where(mask, _cap(scores, spec), MASKED)
             new_top = jnp.maximum(top, scores.max((1, 4)))
-            weights = jnp.exp(scores - new_top[:, None, :, :, None])
+            weights = jnp.where(mask, jnp.exp(scores - new_top[:, None, :, :, None]), 0.0)
             keep = jnp.exp(top - new_top)
             part = jnp.einsum("lckgb,lckbh->lckgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
             return new_top, total * keep + weights.sum((1, 4)), acc * keep[..., None] + part.sum(1)
@@ -123,13 +126,13 @@ def _prefill_tiles(out, q, k_cache, v_cache, batch, spec):
             if spec.window is not None:
                 seen &= key[None, :] > position[:, None] - spec.window
             k, v = flat(k_cache, pages), flat(v_cache, pages)
-            v = jnp.where((key < length)[None, :, None], v, 0)
             k, v = lax.optimization_barrier((k, v))
             scores = jnp.einsum("kqh,kch->kqc", query, k, preferred_element_type=jnp.float32)
             scores = scores.reshape(num_kv_heads, size, groups, span)
-            scores = jnp.where(seen[None, :, None, :], _cap(scores, spec), MASKED)
+            mask = seen[None, :, None, :]
+            scores = jnp.where(mask, _cap(scores, spec), MASKED)
             new_top = jnp.maximum(top, scores.max(-1))
-            weights = jnp.exp(scores - new_top[..., None])
+            weights = jnp.where(mask, jnp.exp(scores - new_top[..., None]), 0.0)
             keep = jnp.exp(top - new_top)
             flat_weights = weights.astype(v.dtype).reshape(num_kv_heads, size * groups, span)
             part = jnp.einsum("kqc,kch->kqh", flat_weights, v, preferred_element_type=jnp.float32)

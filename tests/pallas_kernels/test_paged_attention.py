@@ -13,12 +13,12 @@ from jaxpaged.pallas_kernels import AttentionSpec, TileConfig, implementations, 
 
 
 def make_case(rng, *, rows, num_tokens, block_size, kv_heads, groups, head_dim, width, counts, lens):
-    """A random batch whose unused cache entries are NaN, so that reading one shows."""
+    """A random batch whose unused keys are NaN and values huge (write_kv keeps them finite), so that using one shows."""
     blocks_needed = [-(-n // block_size) for n in lens]
     ids = rng.permutation(np.arange(1, sum(blocks_needed) + 9))
     tables = np.zeros((rows, width), np.int32)
     k = np.full((len(ids) + 1, kv_heads, block_size, head_dim), np.nan, np.float32)
-    v = k.copy()
+    v = np.full_like(k, 1e30)
     k[0], v[0] = 0, 0
     used = 0
     for row, (need, length) in enumerate(zip(blocks_needed, lens, strict=True)):
