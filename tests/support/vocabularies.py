@@ -132,6 +132,13 @@ def write_vocabulary(
     path: Path, kind: str, source: tokenizers.Tokenizer, *, pairs: bool = False, metadata: Mapping[str, Any]
 ) -> Path:
     """A GGUF file that holds a tokenizer alone, written as llama.cpp's converter does."""
+    writer = gguf.GGUFWriter(path, "llama")
+    add_metadata(writer, {**vocabulary_metadata(kind, source, pairs=pairs), **metadata})
+    return finish(writer)
+
+
+def vocabulary_metadata(kind: str, source: tokenizers.Tokenizer, *, pairs: bool = False) -> dict[str, Any]:
+    """The keys by which a GGUF file describes a tokenizer; pairs: merges as pairs instead of strings."""
     by_id = {index: token for token, index in source.get_vocab(with_added_tokens=True).items()}
     tokens = [by_id.get(index, f"[PAD{index}]") for index in range(max(by_id) + 1)]
     added = source.get_added_tokens_decoder()
@@ -139,18 +146,14 @@ def write_vocabulary(
         (3 if added[index].special else 4) if index in added else 1 if index in by_id else 5
         for index in range(len(tokens))
     ]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("llama" if kind == "spm" else "gpt2")
-    writer.add_token_list(tokens)
+    keys: dict[str, Any] = {"model": "llama" if kind == "spm" else "gpt2", "tokens": tokens}
     if kind == "spm":
-        writer.add_token_scores(_sentencepiece_json()[1])
+        keys["scores"] = list(_sentencepiece_json()[1])
         kinds = [6 if token.startswith("<0x") else known for token, known in zip(tokens, kinds, strict=True)]
     else:
-        writer.add_tokenizer_pre(kind)
         merges: Sequence[Any] = json.loads(source.to_str())["model"]["merges"]
-        writer.add_token_merges(merges if pairs else [" ".join(pair) for pair in merges])
-    writer.add_token_types(kinds)
+        keys |= {"pre": kind, "merges": merges if pairs else [" ".join(pair) for pair in merges]}
+    keys["token_type"] = kinds
     for name, token in (("bos", "<s>"), ("eos", "</s>"), ("unknown", "<unk>")):
-        add_metadata(writer, {f"tokenizer.ggml.{name}_token_id": source.token_to_id(token)})
-    add_metadata(writer, metadata)
-    return finish(writer)
+        keys[f"{name}_token_id"] = source.token_to_id(token)
+    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
