@@ -19,13 +19,13 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.demo import cache_directory, resolve_model
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, ignorable_tensors, load_weights, open_checkpoint
-from jaxpaged.pallas_kernels import TileConfig
+from jaxpaged.pallas_kernels import TileConfig, implementations
 from jaxpaged.programs import ModelCode
 from jaxpaged.runner import ModelRunner, RunnerSpec
 from jaxpaged.sharding.mesh import make_mesh
 from jaxpaged.sharding.rules import TENSOR_PARALLEL, sharding_of
 
-CPU_TILES = TileConfig(decode_lanes=16, decode_kv=128, prefill_queries=64, prefill_kv=128)
+CPU_TILES = TileConfig(decode_lanes=16, decode_kv=64, prefill_queries=64, prefill_kv=128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,10 @@ def load(config: EngineConfig) -> Loaded:
 
     Raises: ValueError for a checkpoint or option that does not work.
     """
+    if config.attention_backend not in ("auto", *implementations()):
+        raise ValueError(
+            f"attention_backend: wanted auto or one of {implementations()}, got {config.attention_backend!r}"
+        )
     checkpoint = open_checkpoint(
         resolve_model(config.model), revision=config.revision, token=config.hf_token, download_dir=config.download_dir
     )

@@ -56,31 +56,28 @@ def _decode_rows(out, q, k_cache, v_cache, batch, spec):
     num_kv_heads, block_size, head_dim = k_cache.shape[1:]
     chunk = _chunk_blocks(batch.tiles.decode_kv, block_size, batch.block_tables.shape[1])
     span = chunk * block_size
-    offsets = jnp.arange(span).reshape(chunk, block_size)
 
     def tile(i, out):
         row = jnp.minimum(i * lanes, batch.kv_lens.shape[0] - lanes)
         lens = lax.dynamic_slice(batch.kv_lens, (row,), (lanes,))
         tables = lax.dynamic_slice(batch.block_tables, (row, 0), (lanes, batch.block_tables.shape[1]))
         query = lax.dynamic_slice_in_dim(q, row, lanes)  # [lanes, K, G, H]
-        wide = jnp.broadcast_to(query[:, None], (lanes, chunk, *query.shape[1:]))
         low = jnp.zeros_like(lens) if spec.window is None else jnp.maximum(lens - spec.window, 0)
 
         def step(j, carry):
             top, total, acc = carry  # [lanes, K, G], the same, [lanes, K, G, H]
             pages = lax.dynamic_slice(tables, (0, j * chunk), (lanes, chunk))
-            key = (j * span + offsets)[None]
-            seen = (key < lens[:, None, None]) & (key >= low[:, None, None])  # [lanes, chunk, B]
-            k = _gather(k_cache, pages)  # [lanes, chunk, K, B, H]
-            v = _gather(v_cache, pages)
-            scores = jnp.einsum("lckgh,lckbh->lckgb", wide, k, preferred_element_type=jnp.float32)
-            mask = seen[:, :, None, None, :]
+            key = (j * span + jnp.arange(span))[None]
+            seen = (key < lens[:, None]) & (key >= low[:, None])  # [lanes, span]
+            k, v = _gather(k_cache, pages), _gather(v_cache, pages)  # [lanes, K, span, H]
+            scores = jnp.einsum("lkgh,lksh->lkgs", query, k, preferred_element_type=jnp.float32)
+            mask = seen[:, None, None, :]
             scores = jnp.where(mask, _cap(scores, spec), MASKED)
-            new_top = jnp.maximum(top, scores.max((1, 4)))
-            weights = jnp.where(mask, jnp.exp(scores - new_top[:, None, :, :, None]), 0.0)
+            new_top = jnp.maximum(top, scores.max(-1))
+            weights = jnp.where(mask, jnp.exp(scores - new_top[..., None]), 0.0)
             keep = jnp.exp(top - new_top)
-            part = jnp.einsum("lckgb,lckbh->lckgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-            return new_top, total * keep + weights.sum((1, 4)), acc * keep[..., None] + part.sum(1)
+            part = jnp.einsum("lkgs,lksh->lkgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            return new_top, total * keep + weights.sum(-1), acc * keep[..., None] + part
 
         shape = (lanes, num_kv_heads, q.shape[2])
         start = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
@@ -94,9 +91,13 @@ def _decode_rows(out, q, k_cache, v_cache, batch, spec):
     return lax.fori_loop(0, (batch.num_decodes + lanes - 1) // lanes, tile, out)
 
 
-def _gather(cache: Array, pages: Int[Array, "..."]) -> Array:
-    """Blocks by id. The barrier keeps XLA:CPU from fusing the gather into the dot, which then reads it repeatedly."""
-    return lax.optimization_barrier(cache.at[pages].get(mode="promise_in_bounds"))
+def _gather(cache: Array, pages: Int[Array, "lanes chunk"]) -> Float[Array, "lanes K span H"]:
+    """Blocks by id, the tokens of a lane in one piece.
+
+    The barrier keeps XLA:CPU from fusing the gather into the product, which would then read it repeatedly.
+    """
+    blocks = cache.at[pages].get(mode="promise_in_bounds").transpose(0, 2, 1, 3, 4)
+    return lax.optimization_barrier(blocks.reshape(*blocks.shape[:2], -1, blocks.shape[-1]))
 
 
 def _prefill_tiles(out, q, k_cache, v_cache, batch, spec):
@@ -106,9 +107,6 @@ def _prefill_tiles(out, q, k_cache, v_cache, batch, spec):
     groups = q.shape[2]
     chunk = _chunk_blocks(batch.tiles.prefill_kv, block_size, batch.block_tables.shape[1])
     span = chunk * block_size
-
-    def flat(cache, pages):  # [K, span, H]
-        return cache.at[pages].get(mode="promise_in_bounds").transpose(1, 0, 2, 3).reshape(num_kv_heads, span, head_dim)
 
     def tile(i, out):
         row, start = batch.tile_rows[i], batch.tile_starts[i]
@@ -125,8 +123,7 @@ def _prefill_tiles(out, q, k_cache, v_cache, batch, spec):
             seen = key[None, :] <= position[:, None]  # [size, span]
             if spec.window is not None:
                 seen &= key[None, :] > position[:, None] - spec.window
-            k, v = flat(k_cache, pages), flat(v_cache, pages)
-            k, v = lax.optimization_barrier((k, v))
+            k, v = _gather(k_cache, pages[None])[0], _gather(v_cache, pages[None])[0]  # [K, span, H]
             scores = jnp.einsum("kqh,kch->kqc", query, k, preferred_element_type=jnp.float32)
             scores = scores.reshape(num_kv_heads, size, groups, span)
             mask = seen[None, :, None, :]
