@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from jaxpaged.keywords import reject_unknown_keywords
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POLICIES = ("fcfs", "priority")
+FLAGS = (
+    "skip_tokenizer_init",
+    "enable_prefix_caching",
+    "async_scheduling",
+    "warmup",
+    "disable_log_stats",
+    "use_tqdm_on_load",
+)
 
 
 def _want(ok: bool, name: str, wanted: str, got: object) -> None:
@@ -17,11 +25,14 @@ def _want(ok: bool, name: str, wanted: str, got: object) -> None:
         raise ValueError(f"{name}: wanted {wanted}, got {got!r}")
 
 
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _positive(name: str, value: object, *, optional: bool = False) -> None:
     if optional and value is None:
         return
-    ok = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    _want(ok, name, "a positive integer" + (" or None" if optional else ""), value)
+    _want(_is_integer(value) and value > 0, name, "a positive integer" + (" or None" if optional else ""), value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +86,26 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _want(isinstance(self.model, str) and bool(self.model), "model", "a path or model name", self.model)
+        for name in ("tokenizer", "revision", "hf_token", "download_dir", "compilation_cache_dir"):
+            value = getattr(self, name)
+            _want(value is None or (isinstance(value, str) and bool(value)), name, "a non-empty string or None", value)
+        for name in FLAGS:
+            _want(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
         _want(self.dtype in DTYPES, "dtype", f"one of {DTYPES}", self.dtype)
         _want(self.kv_cache_dtype in DTYPES, "kv_cache_dtype", f"one of {DTYPES}", self.kv_cache_dtype)
         _want(self.scheduling_policy in POLICIES, "scheduling_policy", f"one of {POLICIES}", self.scheduling_policy)
+        _want(_is_integer(self.seed) and self.seed >= 0, "seed", "an integer of 0 or more", self.seed)
+        _want(_is_integer(self.max_logprobs) and self.max_logprobs >= 0, "max_logprobs", "0 or more", self.max_logprobs)
         _positive("block_size", self.block_size)
-        for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs"):
-            _positive(name, getattr(self, name), optional=True)
-        _positive("max_num_batched_tokens", self.max_num_batched_tokens, optional=True)
-        _positive("tensor_parallel_size", self.tensor_parallel_size)
         _want(self.block_size & (self.block_size - 1) == 0, "block_size", "a power of two", self.block_size)
-        _want(0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "0 < x <= 1", self.gpu_memory_utilization)
-        _want(self.max_logprobs >= 0, "max_logprobs", "0 or more", self.max_logprobs)
+        for name in ("kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"):
+            _positive(name, getattr(self, name), optional=True)
+        for name in ("max_model_len", "num_gpu_blocks_override"):  # room for an output; a block beside the trash block
+            value = getattr(self, name)
+            _want(value is None or (_is_integer(value) and value >= 2), name, "an integer of 2 or more, or None", value)
+        _positive("tensor_parallel_size", self.tensor_parallel_size)
+        share = self.gpu_memory_utilization
+        _want(isinstance(share, int | float) and 0 < share <= 1, "gpu_memory_utilization", "0 < x <= 1", share)
         _want(
             self.pipeline_parallel_size == 1,
             "pipeline_parallel_size",

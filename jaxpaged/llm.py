@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Container, Generator, Sequence
+from numbers import Integral
 from typing import Any, cast
 
 from tqdm import tqdm
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine import Engine
+from jaxpaged.interrupts import undivided
 from jaxpaged.outputs import RequestOutput
 from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, conversations_of, is_conversation, prompts_of, tokenize
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
@@ -26,6 +29,7 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = Engine(EngineConfig.create(model, **options))
         self._ids = itertools.count()
+        self._mail: dict[str, deque[RequestOutput]] = {}  # of open streams: what came while others were stepping
 
     def generate(
         self,
@@ -43,7 +47,7 @@ class LLM:
             use_tqdm: show progress.
             priority: one for each prompt, lower runs earlier (scheduling_policy="priority").
 
-        Raises: ValueError naming the prompt that is refused; then nothing of the call stays queued.
+        Raises: ValueError naming the prompt that is refused; then, and after Ctrl-C, nothing of the call stays queued.
         """
         tokenized = [tokenize(prompt, self.engine.tokenizer) for prompt in prompts_of(prompts)]
         return self._run(tokenized, sampling_params, use_tqdm, priority)
@@ -83,24 +87,33 @@ class LLM:
     ) -> Generator[RequestOutput]:
         """Yield one request's outputs as they come, each with the new text and ids only (kind DELTA).
 
-        A list of messages is answered as by chat(). Closing the iterator aborts the request.
+        A list of messages is answered as by chat(). Closing the iterator aborts the request. Several streams may be
+        open at once, and other calls may be made between their outputs.
+        Raises: ValueError as generate(), before the iterator is returned.
         """
-        params = dataclasses.replace(
-            sampling_params or self.get_default_sampling_params(), output_kind=RequestOutputKind.DELTA
-        )
         if is_conversation(prompt):
             options = {"chat_template": None, "add_generation_prompt": True, "continue_final_message": False}
-            tokenized = self._render(cast(Sequence[ChatMessage], prompt), tools=None, **options)
+            (conversation,) = conversations_of(cast(Sequence[ChatMessage], prompt))
+            tokenized = self._render(conversation, tools=None, **options)
         else:
             tokenized = tokenize(cast(Prompt, prompt), self.engine.tokenizer)
-        (request_id,) = self._add([tokenized], [params], [0])
+        (params,) = self._params(sampling_params, 1, RequestOutputKind.DELTA)
+        self._check([tokenized], [params])
+        return self._stream(tokenized, params)
+
+    def _stream(self, prompt: Tokenized, params: SamplingParams) -> Generator[RequestOutput]:
+        request_id = str(next(self._ids))
+        mail = self._mail[request_id] = deque()
+        finished = False
         try:
-            while self.engine.has_unfinished:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        yield output
+            self._add([request_id], [prompt], [params], [0])
+            while not finished and (mail or self.engine.has_unfinished):
+                for output in [mail.popleft()] if mail else self._step([request_id]):
+                    finished = output.finished
+                    yield output
         finally:
-            self.engine.abort(request_id)
+            self._abandon([request_id])
+            del self._mail[request_id]
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ValueError with skip_tokenizer_init=True."""
@@ -140,40 +153,81 @@ class LLM:
         use_tqdm: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = _one_each("sampling_params", sampling_params or self.get_default_sampling_params(), len(prompts))
-        params = [dataclasses.replace(p, output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
-        ids = self._add(prompts, params, _one_each("priority", 0 if priority is None else priority, len(prompts)))
+        params = self._params(sampling_params, len(prompts), RequestOutputKind.FINAL_ONLY)
+        ranks = _ranks(priority, len(prompts))
+        self._check(prompts, params)
+        ids = [str(next(self._ids)) for _ in prompts]
         done: dict[str, RequestOutput] = {}
         try:
+            self._add(ids, prompts, params, ranks)
+            own = frozenset(ids)
             with tqdm(total=len(ids), desc="requests", disable=not use_tqdm) as bar:
                 while len(done) < len(ids):
-                    for output in self.engine.step():
+                    for output in self._step(own):
                         done[output.request_id] = output
                         bar.update()
         finally:
-            for request_id in ids:  # of an interrupted call; finished ones are unknown and ignored
-                self.engine.abort(request_id)
+            self._abandon(ids)  # those of an interrupted call; finished ones are unknown and ignored
         return [done[request_id] for request_id in ids]
 
-    def _add(
-        self, prompts: Sequence[Tokenized], params: Sequence[SamplingParams], priority: Sequence[int]
-    ) -> list[str]:
-        """Queue all or none: every request is checked before the first is added."""
+    def _step(self, own: Container[str]) -> list[RequestOutput]:
+        """One engine step: the outputs of the caller's own requests. Those of open streams are kept for them."""
+        mine: list[RequestOutput] = []
+        with undivided():
+            for output in self.engine.step():
+                if output.request_id in own:
+                    mine.append(output)
+                elif output.request_id in self._mail:
+                    self._mail[output.request_id].append(output)
+        return mine
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int, kind: RequestOutputKind
+    ) -> list[SamplingParams]:
+        """One SamplingParams for each prompt, with the kind of output that the front end wants."""
+        params = self.get_default_sampling_params() if given is None else given
+        each = [params] * count if isinstance(params, SamplingParams) else params
+        if not isinstance(each, Sequence) or not all(isinstance(item, SamplingParams) for item in each):
+            raise ValueError(
+                f"sampling_params: wanted SamplingParams, or a list with one for each prompt, got {given!r}"
+            )
+        _check_count("sampling_params", each, count)
+        return [dataclasses.replace(item, output_kind=kind) for item in each]
+
+    def _check(self, prompts: Sequence[Tokenized], params: Sequence[SamplingParams]) -> None:
+        """All or none are queued, so every request is checked before the first is added."""
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             try:
                 self.engine.check(prompt.ids, param)
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from None
-        ids = [str(next(self._ids)) for _ in prompts]
-        for request_id, prompt, param, rank in zip(ids, prompts, params, priority, strict=True):
-            self.engine.add(request_id, prompt.ids, param, prompt=prompt.text, priority=rank)
-        return ids
+
+    def _add(
+        self,
+        ids: Sequence[str],
+        prompts: Sequence[Tokenized],
+        params: Sequence[SamplingParams],
+        priority: Sequence[int],
+    ) -> None:
+        with undivided():
+            for request_id, prompt, param, rank in zip(ids, prompts, params, priority, strict=True):
+                self.engine.add(request_id, prompt.ids, param, prompt=prompt.text, priority=rank)
+
+    def _abandon(self, ids: Sequence[str]) -> None:
+        with undivided():
+            for request_id in ids:
+                self.engine.abort(request_id)
 
 
-def _one_each(name: str, given: Any, count: int) -> list[Any]:
-    """`given` for everybody, or one of its items for each."""
-    if not isinstance(given, Sequence):
-        return [given] * count
+def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
+    if priority is None:
+        return [0] * count
+    if not isinstance(priority, Sequence) or not all(isinstance(rank, Integral) for rank in priority):
+        raise ValueError(f"priority: wanted a list of integers, one for each prompt, got {priority!r}")
+    _check_count("priority", priority, count)
+    return list(priority)
+
+
+def _check_count(name: str, given: Sequence[object], count: int) -> None:
     if len(given) != count:
-        raise ValueError(f"{name}: wanted one for all or one for each of the {count} prompts, got {len(given)}")
-    return list(given)
+        raise ValueError(f"{name}: wanted one for each of the {count} prompts, got {len(given)}")

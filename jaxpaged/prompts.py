@@ -27,7 +27,7 @@ def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list. A list of integers is one prompt."""
     if isinstance(given, str | Mapping):
         return [given]
-    if not isinstance(given, Sequence):
+    if not _is_list(given):
         raise ValueError(f"prompts: {WANTED}, or a list of these, got {type(given).__name__}")
     if given and all(_is_id(item) for item in given):
         return [given]  # type: ignore[list-item]
@@ -36,16 +36,16 @@ def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def is_conversation(given: Prompt | Sequence[ChatMessage]) -> bool:
     """Whether this is a list of messages and not a prompt."""
-    return not isinstance(given, str | Mapping) and len(given) > 0 and isinstance(given[0], Mapping)
+    return _is_list(given) and len(given) > 0 and isinstance(next(iter(given)), Mapping)
 
 
 def conversations_of(given: Sequence[Any]) -> list[Sequence[ChatMessage]]:
     """One conversation or several, as a list of lists of messages."""
-    if isinstance(given, str | Mapping) or not isinstance(given, Sequence) or not given:
+    if not _is_list(given) or not given:
         raise ValueError(f"messages: wanted a list of messages or a list of such lists, got {given!r}")
     conversations = [given] if isinstance(given[0], Mapping) else list(given)
     for conversation in conversations:
-        if not isinstance(conversation, Sequence) or isinstance(conversation, str) or not conversation:
+        if not _is_list(conversation) or not conversation:
             raise ValueError(f"messages: wanted a non-empty list of messages, got {conversation!r}")
         for message in conversation:
             if not isinstance(message, Mapping) or "role" not in message:
@@ -61,7 +61,7 @@ def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> Tokenized:
     """
     if isinstance(prompt, Mapping):
         if len(prompt) != 1 or not prompt.keys() & {"prompt", "prompt_token_ids"}:
-            raise ValueError(f"prompt: {WANTED}, got the keys {sorted(prompt)}")
+            raise ValueError(f"prompt: {WANTED}, got the keys {list(prompt)}")
         ((key, prompt),) = prompt.items()
         if isinstance(prompt, str) != (key == "prompt"):
             raise ValueError(f"prompt: {WANTED}, got {type(prompt).__name__} under {key!r}")
@@ -69,7 +69,7 @@ def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> Tokenized:
         if tokenizer is None:
             raise ValueError("a text prompt needs a tokenizer, and this engine has none; give token ids")
         return Tokenized(text=prompt, ids=_encode(prompt, tokenizer))
-    if not isinstance(prompt, Sequence) or not all(_is_id(item) for item in prompt):
+    if not _is_list(prompt) or not all(_is_id(item) for item in prompt):
         raise ValueError(f"prompt: {WANTED}, got {prompt!r}")
     return Tokenized(text=None, ids=[int(item) for item in prompt])
 
@@ -80,6 +80,10 @@ def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     if bos is not None and ids[:2] == [bos, bos] and tokenizer.encode(text, add_special_tokens=False)[:1] == [bos]:
         return ids[1:]
     return ids
+
+
+def _is_list(item: object) -> bool:
+    return isinstance(item, Sequence) and not isinstance(item, str | bytes | bytearray)
 
 
 def _is_id(item: object) -> bool:
