@@ -53,7 +53,7 @@ typecheck: $(CHECK)  ## pyright
 	$(BIN)/pyright
 
 bench: $(RUN)  ## throughput and latency on the demo model
-	$(BIN)/python scripts/bench.py
+	$(BIN)/python -m scripts.bench
 
 clean:  ## remove caches and build products; .venv stays
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
