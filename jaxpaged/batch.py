@@ -45,10 +45,6 @@ class Buckets:
         """Smallest token bucket that holds count."""
         return next(size for size in self.tokens if size >= count)
 
-    def for_samples(self, count: int) -> int:
-        """Smallest sampling bucket that holds count."""
-        return next(size for size in self.samples if size >= count)
-
 
 def _sizes(limit: int) -> tuple[int, ...]:
     sizes = [1]

@@ -21,7 +21,8 @@ from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.pallas_kernels import TileConfig, implementations
 from jaxpaged.programs import ModelCode
-from jaxpaged.runner import ModelRunner, RunnerSpec
+from jaxpaged.recipes import RunnerSpec
+from jaxpaged.runner import ModelRunner
 from jaxpaged.sharding.mesh import make_mesh
 from jaxpaged.sharding.rules import TENSOR_PARALLEL, sharding_of
 

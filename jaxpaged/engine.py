@@ -14,8 +14,9 @@ from jaxpaged.build import Loaded, load
 from jaxpaged.config import EngineConfig
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
+from jaxpaged.recipes import BANNED_WIDTHS
 from jaxpaged.request import FinishReason, Request
-from jaxpaged.runner import BANNED_WIDTHS, InFlight
+from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
 from jaxpaged.stop_strings import resolve_stop_tokens

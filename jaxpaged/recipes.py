@@ -1,0 +1,154 @@
+"""Which programs an engine compiles: a backbone per token bucket, samplers per size and ability, block copies.
+
+Letters: M max_num_seqs, S sampled rows (padded), C copies, D model dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxpaged.batch import BatchShape, Buckets, example
+from jaxpaged.models.config import ModelConfig
+from jaxpaged.programs import ModelCode, Recipe, copy_program, forward_program, sample_program
+from jaxpaged.sampling import SamplerMode, build_sampling_input
+from jaxpaged.sharding.rules import CACHE_AXES, TENSOR_PARALLEL, replicated, sharding_of
+
+# Ids a row may ban before min_tokens: the usual width, and the widest one served.
+BANNED_WIDTHS = (8, 128)
+COPY = "copy"  # key of the block-copy program
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerSpec:
+    """Sizes that shape the compiled programs."""
+
+    num_blocks: int  # the trash block included
+    max_num_batched_tokens: int
+    max_logprobs: int
+    cache_dtype: Any
+    batch: BatchShape  # block size, max_num_seqs (M), table width (P), tiles
+
+    @property
+    def buckets(self) -> Buckets:
+        return Buckets.create(self.max_num_batched_tokens, self.batch.max_num_seqs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerKey:
+    """One sampler program. Those that can do more serve those that ask for less."""
+
+    size: int  # S
+    greedy: bool  # greedy rows only
+    logprobs: bool
+    banned_width: int
+
+
+def sampler_keys(buckets: Buckets) -> tuple[SamplerKey, ...]:
+    """Every sampler program, in order of cost.
+
+    Greedy ones at every size. The others take several times as long to compile, and little more to run on padding
+    rows, so they come at every other size. The wide one serves the rare rows that ban many ids.
+    """
+    narrow, wide = BANNED_WIDTHS
+    sizes = sorted({*buckets.samples[::-2], 1})
+
+    def keys(at: Sequence[int], greedy: bool, logprobs: bool, width: int) -> list[SamplerKey]:
+        return [SamplerKey(size=size, greedy=greedy, logprobs=logprobs, banned_width=width) for size in at]
+
+    return (
+        *keys(buckets.samples, True, False, narrow),
+        *keys(sizes, False, False, narrow),
+        *keys(sizes, False, True, narrow),
+        *keys(sizes[-1:], False, True, wide),
+    )
+
+
+def choose_sampler(
+    keys: Sequence[SamplerKey], *, count: int, greedy: bool, logprobs: bool, num_banned: int
+) -> SamplerKey:
+    """The first of the keys that serves `count` rows with these needs."""
+    return next(
+        key
+        for key in keys
+        if key.size >= count
+        and key.banned_width >= num_banned
+        and (greedy or not key.greedy)
+        and (key.logprobs or not logprobs)
+    )
+
+
+class Recipes:
+    """The recipes of one engine, built from abstract arguments alone: no weight and no device memory is needed."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        code: ModelCode,
+        spec: RunnerSpec,
+        mesh: Mesh,
+        params: tuple[jax.ShapeDtypeStruct, ...],
+    ) -> None:
+        self._model, self._code, self._spec, self._params = model, code, spec, params
+        self._whole = replicated(mesh)
+        shape = (spec.num_blocks, model.num_kv_heads, spec.batch.block_size, model.head_dim)
+        self.cache_sharding = sharding_of(CACHE_AXES, shape, TENSOR_PARALLEL, mesh)
+        half = jax.ShapeDtypeStruct(shape, spec.cache_dtype, sharding=self.cache_sharding)
+        self._cache = tuple((half, half) for _ in range(model.num_layers))
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        self._rows_per_pass = 2 if on_cpu else spec.batch.max_num_seqs
+
+    def all(self) -> Mapping[Any, Recipe]:
+        """By key: a token bucket, a SamplerKey or COPY. Backbones take longest, so they come first, largest first."""
+        buckets = self._spec.buckets
+        recipes: dict[Any, Recipe] = {size: self._backbone(size) for size in reversed(buckets.tokens)}
+        recipes |= {key: self._sampler(key) for key in sampler_keys(buckets)}
+        return recipes | {COPY: self._copy()}
+
+    def _backbone(self, size: int) -> Recipe:
+        step = self._abstract_like(example(size, self._spec.batch))
+        return Recipe(
+            function=forward_program(self._code),
+            arguments=(self._params, self._cache, self._last_tokens(), step),
+            donate=(1,),
+            out_shardings=(self._cache_out(), self._whole),
+        )
+
+    def _sampler(self, key: SamplerKey) -> Recipe:
+        mode = SamplerMode(
+            greedy=key.greedy,
+            max_logprobs=self._spec.max_logprobs if key.logprobs else None,
+            rows_per_pass=min(self._rows_per_pass, key.size),
+        )
+        hidden = self._abstract((self._spec.batch.max_num_seqs, self._model.hidden_size), self._params[0].dtype)
+        inputs = build_sampling_input([], key.size, vocab_size=self._model.vocab_size, banned_width=key.banned_width)
+        slots = self._abstract((key.size,), jnp.int32)
+        return Recipe(
+            function=sample_program(self._code, mode, self._whole),
+            arguments=(self._params, hidden, self._last_tokens(), slots, self._abstract_like(inputs)),
+            donate=(),
+            out_shardings=self._whole,
+        )
+
+    def _copy(self) -> Recipe:
+        copies = self._abstract((self._spec.batch.max_num_seqs, 2), jnp.int32)
+        return Recipe(
+            function=copy_program(), arguments=(self._cache, copies), donate=(0,), out_shardings=self._cache_out()
+        )
+
+    def _last_tokens(self) -> jax.ShapeDtypeStruct:
+        return self._abstract((self._spec.batch.max_num_seqs + 1,), jnp.int32)
+
+    def _cache_out(self) -> Any:
+        return jax.tree.map(lambda _: self.cache_sharding, self._cache)
+
+    def _abstract_like(self, tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: self._abstract(leaf.shape, leaf.dtype), tree)
+
+    def _abstract(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._whole)
