@@ -129,8 +129,8 @@ def resolve_dtype(wanted: str, checkpoint: str, platform: str) -> Any:
 def resolve_limits(config: EngineConfig, checkpoint: Checkpoint, cache_dtype: Any, device: Device) -> Limits:
     """Fill in what the config leaves to the model and the device.
 
-    Without max_model_len the model's own limit counts, cut to what the cache holds. Raises: ValueError when a given
-    max_model_len is beyond the model's or does not fit into the cache.
+    Without max_model_len the model's own limit counts, cut to what the cache holds. A given one may be more than the
+    cache holds: the scheduler refuses prompts that do not fit. Raises: ValueError when it is beyond the model's.
     """
     on_cpu = device.platform == "cpu"
     longest = checkpoint.config.context_length
