@@ -9,6 +9,7 @@ import pytest
 
 import jaxpaged
 from jaxpaged.outputs import CompletionOutput
+from jaxpaged.sampling_params import SamplingParams
 from tests.support.driving import Arrival, Stream, advance, answers, greedy, join, logprob_rows, run_arrivals
 from tests.support.engines import small_llm
 from tests.support.tiny import tiny_checkpoint
@@ -109,3 +110,15 @@ def test_a_preempted_prompt_counts_its_cached_tokens_once(path: Path):
     outputs = llm.generate(PROMPTS, greedy(max_tokens=TOKENS, ignore_eos=True), use_tqdm=False)
     assert llm.engine.stats()["preemptions"] > 0
     assert [output.num_cached_tokens for output in outputs] == [0] * 4
+
+
+def test_preempted_samples_of_one_request(path: Path):
+    """Samples that share prompt blocks, preempted apart from each other, took the wrong sample's tokens up again."""
+    params = SamplingParams(n=3, temperature=1, seed=11, max_tokens=TOKENS, ignore_eos=True)
+    ids = []
+    for llm in (small_llm(path), tight(path)):
+        outputs = llm.generate(PROMPTS[:2], params, use_tqdm=False)
+        ids.append([completion.token_ids for output in outputs for completion in output.outputs])
+    assert llm.engine.stats()["preemptions"] > 0
+    assert ids[0] == ids[1]
+    assert len({tuple(sample) for sample in ids[0]}) == 6

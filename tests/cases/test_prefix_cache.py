@@ -156,7 +156,9 @@ def test_the_same_prompt_again_while_the_first_runs(cached: jaxpaged.LLM, golden
         Arrival(step=step, name=name, prompt=p.prompt_ids, params=greedy(max_tokens=40))
         for step, name in ((0, "first"), (later, "second"), (later, "third"))
     ]
+    hits_before = cached.engine.stats()["prefix_hits"]
     streams = run_arrivals(cached, arrivals)
+    assert cached.engine.stats()["prefix_hits"] - hits_before == 2 * 8  # blocks are shared while the first runs
     assert {name: stream.token_ids for name, stream in streams.items()} == {
         "first": p.token_ids, "second": p.token_ids, "third": p.token_ids,
     }  # fmt: skip
