@@ -45,8 +45,8 @@ def count_blocks(
     """Blocks of the cache, the trash block included.
 
     In this order: num_gpu_blocks_override, kv_cache_memory_bytes, or the device's memory: on a GPU what
-    gpu_memory_utilization leaves beside what is in use, on CPU CPU_FREE_SHARE of the free memory. The latter two never
-    exceed what max_num_seqs sequences of max_model_len tokens could use.
+    gpu_memory_utilization leaves beside what is in use, on CPU CPU_FREE_SHARE of the free memory in coarse steps. The
+    latter two never exceed what max_num_seqs sequences of max_model_len tokens could use.
 
     Raises: ValueError when not even one block fits.
     """
@@ -69,13 +69,23 @@ def count_blocks(
 def free_memory(device: Device, utilization: float) -> int:
     """Bytes the cache may take on this device."""
     if device.platform == "cpu":
-        return int(CPU_FREE_SHARE * _free_host_memory())
+        return _rounded(int(CPU_FREE_SHARE * _free_host_memory()))
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise ValueError(
             f"device {device} does not report its memory; give kv_cache_memory_bytes or num_gpu_blocks_override"
         )
     return int(stats["bytes_limit"] * utilization) - stats["bytes_in_use"]
+
+
+def _rounded(size: int) -> int:
+    """Down to the two leading binary digits: 1, 1.5, 2, 3, 4, 6, … times a power of two.
+
+    The cache's size is part of every compiled program's shape: a size that followed each change of free memory would
+    find no program on disk, and compile for minutes at every start.
+    """
+    shift = max(0, size.bit_length() - 2)
+    return size >> shift << shift
 
 
 def _free_host_memory() -> int:
