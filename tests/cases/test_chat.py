@@ -60,7 +60,7 @@ def test_chat_ids_are_the_references(
     llm: jaxpaged.LLM, reference: Any, template: str | None, num_bos: int, add_generation_prompt: bool
 ):
     """The template wrote a begin token and the tokenizer added another; never adding one broke other templates."""
-    options = {"chat_template": template, "add_generation_prompt": add_generation_prompt}
+    options: dict[str, Any] = {"chat_template": template, "add_generation_prompt": add_generation_prompt}
     (output,) = llm.chat(CONVERSATION, greedy(max_tokens=1), use_tqdm=False, **options)
     assert output.prompt_token_ids == reference_ids(reference, **options)
     assert output.prompt_token_ids.count(BYTE_BOS) == num_bos
@@ -68,7 +68,7 @@ def test_chat_ids_are_the_references(
 
 def test_a_final_message_continued(llm: jaxpaged.LLM, reference: Any):
     """A conversation that ends in the assistant's own words goes on from there, without the end of the turn."""
-    options = {"continue_final_message": True, "add_generation_prompt": False}
+    options: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
     (output,) = llm.chat(CONVERSATION, greedy(max_tokens=1), use_tqdm=False, **options)
     assert output.prompt_token_ids == reference_ids(reference, **options)
     assert llm.get_tokenizer().decode(output.prompt_token_ids[-1:], skip_special_tokens=False) != "<|end|>"
