@@ -38,7 +38,7 @@ class Buckets:
 
     @classmethod
     def create(cls, max_num_batched_tokens: int, max_num_seqs: int) -> Buckets:
-        """Powers of two from 8, one apart for the single stream: 1, 8, 16, … up to the limit itself."""
+        """1 for the single stream, 8, and powers of two from 32 up to the limit itself: each costs seconds at start."""
         return cls(tokens=_sizes(max_num_batched_tokens), samples=_sizes(min(max_num_seqs, max_num_batched_tokens)))
 
     def for_tokens(self, count: int) -> int:
@@ -47,12 +47,12 @@ class Buckets:
 
 
 def _sizes(limit: int) -> tuple[int, ...]:
-    sizes = [1]
-    size = 8
+    sizes = [size for size in (1, 8) if size < limit]
+    size = 32
     while size < limit:
         sizes.append(size)
         size *= 2
-    return tuple(sizes if limit == 1 else [*sizes, limit])
+    return (*sizes, limit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from jaxpaged.batch import BatchShape
 from jaxpaged.cache import Device, count_blocks
 from jaxpaged.config import EngineConfig
-from jaxpaged.demo import cache_directory, resolve_model
+from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.pallas_kernels import TileConfig, implementations
@@ -25,6 +25,7 @@ from jaxpaged.recipes import RunnerSpec
 from jaxpaged.runner import ModelRunner
 from jaxpaged.sharding.mesh import make_mesh
 from jaxpaged.sharding.rules import TENSOR_PARALLEL, sharding_of
+from jaxpaged.warm_start import WarmStart, use_compilation_cache
 
 CPU_TILES = TileConfig(decode_lanes=16, decode_kv=64, prefill_queries=64, prefill_kv=128)
 
@@ -62,7 +63,7 @@ def load(config: EngineConfig) -> Loaded:
     checkpoint = open_checkpoint(
         resolve_model(config.model), revision=config.revision, token=config.hf_token, download_dir=config.download_dir
     )
-    use_compilation_cache(config.compilation_cache_dir)
+    cache = use_compilation_cache(config.compilation_cache_dir)
     mesh = make_mesh(config.tensor_parallel_size, jax.devices())
     device = mesh.devices.flat[0]
     model = checkpoint.config
@@ -91,8 +92,9 @@ def load(config: EngineConfig) -> Loaded:
         ),
     )
     runner = ModelRunner(model, code, spec, mesh, abstract)
-    if config.warmup:
-        runner.programs.start()
+    warm = WarmStart(cache, model, code, spec, mesh)
+    if config.warmup and not warm.ready:
+        runner.programs.start(os.cpu_count() or 1, smallest_first=False)
     begun = time.perf_counter()
     by_path = dict(zip(paths, shardings, strict=True))
     with _ProgressBar(config, "loading weights") as progress:
@@ -106,8 +108,12 @@ def load(config: EngineConfig) -> Loaded:
     checkpoint.source.close()
     runner.load(tuple(arrays[path] for path in paths))
     loaded = time.perf_counter()
-    with _ProgressBar(config, "compiling programs") as progress:
-        runner.programs.finish(progress)
+    if config.warmup and warm.ready:
+        runner.programs.start(1, smallest_first=True)  # read from the cache while the first requests run
+    elif config.warmup:
+        with _ProgressBar(config, "compiling programs") as progress:
+            runner.programs.finish(progress)
+        warm.remember()
     return Loaded(
         checkpoint=checkpoint,
         limits=limits,
@@ -149,17 +155,6 @@ def resolve_limits(config: EngineConfig, checkpoint: Checkpoint, cache_dtype: An
     return Limits(
         max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, num_blocks=num_blocks
     )
-
-
-def use_compilation_cache(directory: str | None) -> None:
-    """Turn JAX's persistent compilation cache on, unless the process has already chosen a place for it."""
-    if directory is None and jax.config.jax_compilation_cache_dir:
-        return
-    path = Path(directory) if directory else cache_directory() / "xla"
-    path.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def _table_width(max_model_len: int, block_size: int) -> int:

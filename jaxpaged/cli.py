@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None, *, make_llm: MakeLLM | None = None) 
     try:
         options = {name: value for name, value in vars(args).items() if name in engine_fields()}
         EngineConfig.create(args.model, **options)  # bad options are told before anything is fetched or loaded
-        return args.run(args, lambda: (make_llm or _make_llm)(args.model, **options))
+        with contextlib.ExitStack() as stack:
+            make = make_llm or _make_llm
+            return args.run(args, lambda: stack.enter_context(contextlib.closing(make(args.model, **options))))
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130

@@ -141,6 +141,10 @@ class Engine:
         """Forget cached prefixes. False, and nothing done, while requests run."""
         return self._scheduler.reset_prefix_cache()
 
+    def close(self) -> None:
+        """Stop reading programs in the background, which would hold up the end of the process."""
+        self._runner.programs.close()
+
     def check_invariants(self) -> None:
         """Raise AssertionError when the scheduler's books do not add up."""
         self._scheduler.check()
@@ -165,6 +169,7 @@ class Engine:
             "load_s": self._start_seconds["load"],
             "compile_s": self._start_seconds["compile"],
             "programs": len(runner.programs.keys),
+            "programs_ready": runner.programs.num_ready,
             "late_compilations": runner.programs.late_compilations,
         }
 

@@ -137,6 +137,10 @@ class LLM:
         """Forget cached prefixes; False while requests run."""
         return self.engine.reset_prefix_cache()
 
+    def close(self) -> None:
+        """Done with it: a process that ends right after a warm start need not wait for programs still being read."""
+        self.engine.close()
+
     def stats(self) -> dict[str, Any]:
         """Counters and gauges, see Engine.stats."""
         return self.engine.stats()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -89,42 +88,56 @@ class Recipe:
 class Programs:
     """Compiled programs by key. Owned by the runner; compiling is the only thing threads do here."""
 
-    def __init__(self, recipes: Mapping[Any, Recipe], threads: int) -> None:
+    def __init__(self, recipes: Mapping[Any, Recipe]) -> None:
         self._recipes = dict(recipes)
-        self._threads = threads
         self._compiled: dict[Any, jax.stages.Compiled] = {}
         self._futures: dict[Any, Future[jax.stages.Compiled]] = {}
-        self.compile_seconds = 0.0  # wall time of warm-up
-        self.late_compilations = 0  # programs compiled after warm-up, or without one
+        self.late_compilations = 0  # programs compiled at their first use, without warm-up
 
-    def start(self) -> None:
-        """Begin to compile everything in the background, the largest programs first."""
+    def start(self, threads: int, *, smallest_first: bool) -> None:
+        """Begin to compile everything in the background, in the recipes' order or against it."""
+        order = list(self._recipes.items())
         old = threading.stack_size(STACK_BYTES)
         try:
-            pool = ThreadPoolExecutor(self._threads, thread_name_prefix="compile")
-            self._futures = {key: pool.submit(recipe.compile) for key, recipe in self._recipes.items()}
+            pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
+            for key, recipe in reversed(order) if smallest_first else order:
+                self._futures[key] = pool.submit(recipe.compile)
         finally:
             threading.stack_size(old)
         pool.shutdown(wait=False)
 
     def finish(self, progress: Callable[[int, int], None]) -> None:
         """Wait for what start() began; progress(done, total) after each. Raises what a compilation raised."""
-        begun = time.perf_counter()
-        for done, (key, future) in enumerate(self._futures.items(), start=1):
-            self._compiled[key] = future.result()
-            progress(done, len(self._futures))
-        self._futures = {}
-        self.compile_seconds = time.perf_counter() - begun
+        total = len(self._futures)
+        for done, key in enumerate(tuple(self._futures), start=1):
+            self._compiled[key] = self._futures.pop(key).result()
+            progress(done, total)
 
     def __getitem__(self, key: Any) -> jax.stages.Compiled:
-        """The program, compiled now if warm-up was switched off."""
+        """The program: ready, or waited for, or made now if no thread has begun with it."""
         found = self._compiled.get(key)
         if found is None:
-            found = self._compiled[key] = self._recipes[key].compile()
-            self.late_compilations += 1
+            found = self._compiled[key] = self._obtain(key)
         return found
+
+    def _obtain(self, key: Any) -> jax.stages.Compiled:
+        future = self._futures.pop(key, None)
+        if future is None:
+            self.late_compilations += 1
+            return self._recipes[key].compile()
+        return self._recipes[key].compile() if future.cancel() else future.result()
+
+    @property
+    def num_ready(self) -> int:
+        """Programs that are compiled or read from the cache."""
+        return len(self._compiled) + sum(future.done() for future in self._futures.values())
 
     @property
     def keys(self) -> tuple[Any, ...]:
         """All programs this engine can need."""
         return tuple(self._recipes)
+
+    def close(self) -> None:
+        """Give up what no thread has begun."""
+        for future in self._futures.values():
+            future.cancel()

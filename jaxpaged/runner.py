@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 
@@ -40,7 +39,7 @@ class ModelRunner:
         self._samplers = sampler_keys(spec.buckets)
         recipes = Recipes(model, code, spec, mesh, abstract_params)
         self._cache_sharding = recipes.cache_sharding
-        self.programs = Programs(recipes.all(), threads=os.cpu_count() or 1)
+        self.programs = Programs(recipes.all())
         self._params: tuple[jax.Array, ...] = ()
         self._cache: KVCache = ()
         self._last_tokens = jnp.zeros(0, jnp.int32)

@@ -9,7 +9,9 @@ import numpy as np
 
 from jaxpaged import LLM, RequestOutput, SamplingParams
 
-TOLERANCE = 1e-5  # of log-probabilities: float32 sums in another order
+# Of log-probabilities. Batches of other shapes add float32 numbers up in another order: against float64, each setting
+# errs by up to 9e-6 on the tiny checkpoint (1% of the values by more than 5e-6), so two of them can be twice that apart.
+TOLERANCE = 2e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ def mixed_asks(*, vocab_size: int = 1024, max_tokens: int = 20) -> list[Ask]:
         Ask(ids=[*long[:8], 6, 7], params=several),
         Ask(ids=rng.integers(0, vocab_size, 3).tolist(), params=sampled),
         Ask(ids=rng.integers(0, vocab_size, 15).tolist(), params=greedy),
+        Ask(ids=[*long[4:12], 3], params=greedy),  # begins with what others have in their second block
     ]
 
 
