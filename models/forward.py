@@ -23,9 +23,7 @@ class ForwardInput:
 
     tokens: Int[Array | np.ndarray, " T"]
     positions: Int[Array | np.ndarray, " T"]
-    rope_lens: Int[
-        Array | np.ndarray, " T"
-    ]  # max(prompt length, position + 1): for dynamic rope
+    rope_lens: Int[Array | np.ndarray, " T"]  # max(prompt length, position + 1): for dynamic rope
     slot_mapping: Int[Array | np.ndarray, " T"]
     attention: AttentionBatch
 

@@ -28,13 +28,14 @@ class FakeLLM:
     options: dict[str, Any]
     pieces: list[str | None] = field(default_factory=lambda: ["One", " two", " three"])
     calls: list[tuple[Any, SamplingParams]] = field(default_factory=list)
-    closed: int = 0
+    closed: int = 0  # streams closed
+
+    def close(self) -> None:
+        """As LLM.close: nothing to do."""
 
     def generate(self, prompts: list[str], params: SamplingParams, use_tqdm: bool) -> list[SimpleNamespace]:
         self.calls.append((prompts, params))
-        return [
-            SimpleNamespace(outputs=output(f" after {prompt}").outputs * params.n) for prompt in prompts
-        ]
+        return [SimpleNamespace(outputs=output(f" after {prompt}").outputs * params.n) for prompt in prompts]
 
     def chat(self, messages: list[Any], params: SamplingParams, use_tqdm: bool) -> list[SimpleNamespace]:
         self.calls.append((messages, params))
@@ -185,7 +186,7 @@ def test_demo_shows_texts_speed_and_blocks(capsys: pytest.CaptureFixture[str]) -
     maker = Maker()
     assert cli.main(["demo"], make_llm=maker) == 0
     text = capsys.readouterr().out
-    (conversations, params), = maker.llm.calls
+    ((conversations, params),) = maker.llm.calls
     assert maker.llm.model == "demo"
     assert params.greedy
     assert len({conversation[0]["content"] for conversation in conversations}) == 1, "no common beginning to share"
