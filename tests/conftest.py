@@ -18,10 +18,10 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
-import hypothesis
-import jaxtyping
+import hypothesis  # noqa: E402
+import jaxtyping  # noqa: E402
 
-import tests.support.typecheck  # noqa: F401  the hook below finds it by name
+import tests.support.typecheck  # noqa: E402, F401  the hook below finds it by name
 
 # Every function of the package is type- and shape-checked at run time while tests run.
 jaxtyping.install_import_hook("jaxpaged", "tests.support.typecheck.check_types")

@@ -13,7 +13,7 @@ from jaxpaged.pallas_kernels import AttentionSpec, TileConfig, implementations, 
 
 
 def make_case(rng, *, rows, num_tokens, block_size, kv_heads, groups, head_dim, width, counts, lens):
-    """A random batch whose unused keys are NaN and values huge (write_kv keeps them finite), so that using one shows."""
+    """A random batch whose unused keys are NaN and values huge (write_kv keeps them finite): use shows."""
     blocks_needed = [-(-n // block_size) for n in lens]
     ids = rng.permutation(np.arange(1, sum(blocks_needed) + 9))
     tables = np.zeros((rows, width), np.int32)
