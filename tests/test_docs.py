@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_demo(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo model is the small model, and only the programs that are used are compiled."""
     monkeypatch.setattr(build, "resolve_model", lambda name: str(model) if name == "demo" else name)
-    monkeypatch.setattr(Programs, "start", lambda self, **_: None)
+    monkeypatch.setattr(Programs, "start", lambda self, *_, **__: None)
 
 
 def run_programs(path: Path) -> dict[str, Any]:
