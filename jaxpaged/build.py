@@ -27,7 +27,7 @@ from jaxpaged.sharding.mesh import make_mesh
 from jaxpaged.sharding.rules import TENSOR_PARALLEL, sharding_of
 from jaxpaged.warm_start import WarmStart, use_compilation_cache
 
-CPU_TILES = TileConfig(decode_lanes=16, decode_kv=64, prefill_queries=64, prefill_kv=128)
+CPU_TILES = TileConfig(decode_lanes=32, decode_kv=64, prefill_queries=64, prefill_kv=128)
 
 
 @dataclass(frozen=True, kw_only=True)
