@@ -66,10 +66,11 @@ class Engine:
         params.verify(vocab_size, self.config.max_logprobs)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
-        ending = (frozenset() if params.ignore_eos else self._eos_ids) | self._stop_ids(params)
-        if params.min_tokens and len(ending) > BANNED_WIDTHS[-1]:
+        eos_ids, stop_ids = self._ending_ids(params)
+        num_ending = len(eos_ids | stop_ids)
+        if params.min_tokens and num_ending > BANNED_WIDTHS[-1]:
             raise ValueError(
-                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {len(ending)}"
+                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
             )
 
     def add(
@@ -80,15 +81,17 @@ class Engine:
         if request_id in self._groups:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
         seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+        ids = tuple(map(int, prompt_ids))
+        eos_ids, stop_ids = self._ending_ids(params)
         requests: list[Request] = []
         for index in range(params.n):
             requests.append(
                 Request(
                     request_id=request_id if params.n == 1 else f"{request_id}#{index}",
-                    prompt_ids=tuple(map(int, prompt_ids)),
+                    prompt_ids=ids,
                     params=params,
-                    eos_ids=frozenset() if params.ignore_eos else self._eos_ids,
-                    stop_ids=self._stop_ids(params),
+                    eos_ids=eos_ids,
+                    stop_ids=stop_ids,
                     max_tokens=params.max_tokens or self.limits.max_model_len,
                     seed=(seed + index) % 2**64,
                     priority=priority,
@@ -140,6 +143,10 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False, and nothing done, while requests run."""
         return self._scheduler.reset_prefix_cache()
+
+    def finish_warm_up(self) -> None:
+        """Wait until every program is there; after a warm start they are still being read while requests run."""
+        self._runner.programs.finish(lambda done, total: None)
 
     def close(self) -> None:
         """Stop reading programs in the background, which would hold up the end of the process."""
@@ -195,9 +202,10 @@ class Engine:
                 del self._owners[sample.request.request_id]
         return output
 
-    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
+    def _ending_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
+        """End-of-sequence ids and stop ids that count for a request."""
         named = resolve_stop_tokens(params, self.tokenizer) if self.tokenizer is not None else frozenset()
-        return named.union(params.stop_ids)
+        return frozenset() if params.ignore_eos else self._eos_ids, named.union(params.stop_ids)
 
     def _cache_key(self, num_prompt: int) -> bytes:
         """Dynamic rope: keys of a prompt beyond the original length depend on the prompt's length."""
