@@ -23,9 +23,14 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: jnp.dtype) -> int:
     return 2 * model.num_layers * model.num_kv_heads * block_size * model.head_dim * jnp.dtype(dtype).itemsize
 
 
+def cache_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
+    """Of one layer's keys, and of its values: [N, K, B, H]."""
+    return num_blocks, model.num_kv_heads, block_size, model.head_dim
+
+
 def zero_cache(model: ModelConfig, num_blocks: int, block_size: int, dtype: jnp.dtype, sharding) -> KVCache:
     """Zeros: an attention weight of 0 times uninitialised memory could be NaN."""
-    shape = (num_blocks, model.num_kv_heads, block_size, model.head_dim)
+    shape = cache_shape(model, num_blocks, block_size)
 
     def zeros() -> jax.Array:
         return jnp.zeros(shape, dtype, device=sharding)

@@ -10,14 +10,6 @@ from jaxpaged.keywords import reject_unknown_keywords
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POLICIES = ("fcfs", "priority")
-FLAGS = (
-    "skip_tokenizer_init",
-    "enable_prefix_caching",
-    "async_scheduling",
-    "warmup",
-    "disable_log_stats",
-    "use_tqdm_on_load",
-)
 
 
 def _want(ok: bool, name: str, wanted: str, got: object) -> None:
@@ -89,7 +81,7 @@ class EngineConfig:
         for name in ("tokenizer", "revision", "hf_token", "download_dir", "compilation_cache_dir"):
             value = getattr(self, name)
             _want(value is None or (isinstance(value, str) and bool(value)), name, "a non-empty string or None", value)
-        for name in FLAGS:
+        for name in (f.name for f in dataclasses.fields(self) if f.type == "bool"):
             _want(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
         _want(self.dtype in DTYPES, "dtype", f"one of {DTYPES}", self.dtype)
         _want(self.kv_cache_dtype in DTYPES, "kv_cache_dtype", f"one of {DTYPES}", self.kv_cache_dtype)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxpaged.batch import BatchShape, Buckets, example
+from jaxpaged.cache import cache_shape
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.programs import ModelCode, Recipe, copy_program, forward_program, sample_program
 from jaxpaged.sampling import SamplerMode, build_sampling_input
@@ -96,7 +97,7 @@ class Recipes:
     ) -> None:
         self._model, self._code, self._spec, self._params = model, code, spec, params
         self._whole = replicated(mesh)
-        shape = (spec.num_blocks, model.num_kv_heads, spec.batch.block_size, model.head_dim)
+        shape = cache_shape(model, spec.num_blocks, spec.batch.block_size)
         self.cache_sharding = sharding_of(CACHE_AXES, shape, TENSOR_PARALLEL, mesh)
         half = jax.ShapeDtypeStruct(shape, spec.cache_dtype, sharding=self.cache_sharding)
         self._cache = tuple((half, half) for _ in range(model.num_layers))

@@ -84,12 +84,12 @@ class ModelRunner:
         return StepResult(step=flight.plan.step, token_ids=host.token[:count], failed=failed, logprobs=logprobs)
 
     def _copy_blocks(self, plan: StepPlan) -> None:
-        copies = np.zeros((self._spec.batch.max_num_seqs, 2), np.int32)
-        for start in range(0, len(plan.copies), len(copies)):
-            part = plan.copies[start : start + len(copies)]
-            copies[:] = 0
+        width = self._spec.batch.max_num_seqs
+        for start in range(0, len(plan.copies), width):
+            part = plan.copies[start : start + width]
+            copies = np.zeros((width, 2), np.int32)  # a new one each time: the device may still read the last
             copies[: len(part)] = part
-            self._cache = self.programs[COPY](self._cache, copies.copy())
+            self._cache = self.programs[COPY](self._cache, copies)
 
     def _sample(self, rows: tuple[RowPlan, ...], hidden: jax.Array) -> SampleOutput:
         spec, vocab_size = self._spec, self._model.vocab_size

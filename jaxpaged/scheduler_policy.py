@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jaxpaged.config import POLICIES
 from jaxpaged.request import FinishReason, Request, Status
-
-POLICIES = ("fcfs", "priority")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ from jaxpaged.models.config import ModelConfig
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_new": jax.nn.gelu,
     "gelu_pytorch_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
 }

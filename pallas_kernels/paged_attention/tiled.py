@@ -50,6 +50,19 @@ def _cap(scores: Array, spec: AttentionSpec) -> Array:
     return scores if spec.soft_cap is None else spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
 
 
+def _weigh(scores: Array, mask: Array, top: Array) -> tuple[Array, Array, Array]:
+    """The online softmax over the last axis: the new maximum, what earlier sums are multiplied by, and the weights."""
+    scores = jnp.where(mask, scores, MASKED)
+    new_top = jnp.maximum(top, scores.max(-1))
+    weights = jnp.where(mask, jnp.exp(scores - new_top[..., None]), 0.0)
+    return new_top, jnp.exp(top - new_top), weights
+
+
+def _divide(acc: Array, total: Array) -> Array:
+    """Weighted sums to means; 0 where nothing was seen."""
+    return acc / jnp.maximum(total, 1e-30)[..., None]
+
+
 def _decode_rows(out, q, k_cache, v_cache, batch, spec):
     """Rows [0, num_decodes), a tile of lanes at a time; lanes of a tile should have similar lengths."""
     lanes = min(batch.tiles.decode_lanes, batch.kv_lens.shape[0])
@@ -71,11 +84,7 @@ def _decode_rows(out, q, k_cache, v_cache, batch, spec):
             seen = (key < lens[:, None]) & (key >= low[:, None])  # [lanes, span]
             k, v = _gather(k_cache, pages), _gather(v_cache, pages)  # [lanes, K, span, H]
             scores = jnp.einsum("lkgh,lksh->lkgs", query, k, preferred_element_type=jnp.float32)
-            mask = seen[:, None, None, :]
-            scores = jnp.where(mask, _cap(scores, spec), MASKED)
-            new_top = jnp.maximum(top, scores.max(-1))
-            weights = jnp.where(mask, jnp.exp(scores - new_top[..., None]), 0.0)
-            keep = jnp.exp(top - new_top)
+            new_top, keep, weights = _weigh(_cap(scores, spec), seen[:, None, None, :], top)
             part = jnp.einsum("lkgs,lksh->lkgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
             return new_top, total * keep + weights.sum(-1), acc * keep[..., None] + part
 
@@ -85,7 +94,7 @@ def _decode_rows(out, q, k_cache, v_cache, batch, spec):
         first = jnp.where(live, low, jnp.iinfo(jnp.int32).max).min() // span
         last = (jnp.where(live, lens, 0).max() + span - 1) // span
         _, total, acc = lax.fori_loop(first, last, step, start)
-        done = (acc / jnp.maximum(total, 1e-30)[..., None]).astype(out.dtype)
+        done = _divide(acc, total).astype(out.dtype)
         return lax.dynamic_update_slice_in_dim(out, done, row, 0)
 
     return lax.fori_loop(0, (batch.num_decodes + lanes - 1) // lanes, tile, out)
@@ -126,11 +135,7 @@ def _prefill_tiles(out, q, k_cache, v_cache, batch, spec):
             k, v = _gather(k_cache, pages[None])[0], _gather(v_cache, pages[None])[0]  # [K, span, H]
             scores = jnp.einsum("kqh,kch->kqc", query, k, preferred_element_type=jnp.float32)
             scores = scores.reshape(num_kv_heads, size, groups, span)
-            mask = seen[None, :, None, :]
-            scores = jnp.where(mask, _cap(scores, spec), MASKED)
-            new_top = jnp.maximum(top, scores.max(-1))
-            weights = jnp.where(mask, jnp.exp(scores - new_top[..., None]), 0.0)
-            keep = jnp.exp(top - new_top)
+            new_top, keep, weights = _weigh(_cap(scores, spec), seen[None, :, None, :], top)
             flat_weights = weights.astype(v.dtype).reshape(num_kv_heads, size * groups, span)
             part = jnp.einsum("kqc,kch->kqh", flat_weights, v, preferred_element_type=jnp.float32)
             acc = acc * keep[..., None] + part.reshape(acc.shape)
@@ -141,7 +146,7 @@ def _prefill_tiles(out, q, k_cache, v_cache, batch, spec):
         low = 0 if spec.window is None else jnp.maximum(position[0] - spec.window + 1, 0) // span
         high = (jnp.minimum(position[-1] + 1, length) + span - 1) // span
         _, total, acc = lax.fori_loop(low, high, step, begin)
-        done = (acc / jnp.maximum(total, 1e-30)[..., None]).astype(out.dtype).transpose(1, 0, 2, 3)
+        done = _divide(acc, total).astype(out.dtype).transpose(1, 0, 2, 3)
         return lax.dynamic_update_slice_in_dim(out, done, start, 0)
 
     return lax.fori_loop(0, batch.num_tiles, tile, out)

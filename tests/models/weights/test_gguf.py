@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -12,26 +11,12 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
 from jaxpaged.gguf_file import read_gguf
-from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.weights import open_checkpoint
 from jaxpaged.models.weights.dequantise import KINDS, dequantise
 from jaxpaged.models.weights.gguf import GGUFSource
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gguf_files import add_metadata, finish, write_gguf
-from tests.support.tiny import tiny_config, tiny_tensors
-
-
-def _model(seed: int = 0, **overrides: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    config = tiny_config(**overrides)
-    return config, tiny_tensors(config, seed=seed)
-
-
-def _opened(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], **options: Any) -> GGUFSource:
-    return GGUFSource(write_gguf(path / "tiny.gguf", config, tensors, **options))
-
-
-def _model_config(source: GGUFSource) -> ModelConfig:
-    return ModelConfig.from_hf(source.config_dict(), source.generation_config())
+from tests.support.gguf_models import model_config_of, opened_gguf, tiny_model
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -44,7 +29,7 @@ def test_f32_file_equals_the_safetensors_checkpoint(tmp_path: Path, kv_heads: in
     """q and k rows of the llama kind (and only of it) are stored in another order: read as they lie, the file loads
     cleanly and attention is noise. Files of tied models have no output.weight, which a loader took for damage."""
     names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-    config, tensors = _model(
+    config, tensors = tiny_model(
         num_key_value_heads=kv_heads,
         architectures=[names[architecture]],
         model_type=architecture,
@@ -72,8 +57,8 @@ def test_f32_file_equals_the_safetensors_checkpoint(tmp_path: Path, kv_heads: in
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0])
 def test_rounded_files_are_close_to_the_original(tmp_path: Path, kv_heads: int, kind: Kind):
-    config, tensors = _model(num_key_value_heads=kv_heads)
-    source = _opened(tmp_path, config, tensors, kind=kind)
+    config, tensors = tiny_model(num_key_value_heads=kv_heads)
+    source = opened_gguf(tmp_path, config, tensors, kind=kind)
     for name, tensor in tensors.items():
         value = source.read(name)
         if kind == Kind.F16:
@@ -83,22 +68,22 @@ def test_rounded_files_are_close_to_the_original(tmp_path: Path, kv_heads: int, 
 
 
 def test_biases_of_q_and_k_are_reordered_like_their_weights(tmp_path: Path):
-    config, tensors = _model(attention_bias=True, mlp_bias=True)
-    source = _opened(tmp_path, config, tensors)
-    assert _model_config(source).attention_bias
-    assert _model_config(source).attention_out_bias
-    assert _model_config(source).mlp_bias
+    config, tensors = tiny_model(attention_bias=True, mlp_bias=True)
+    source = opened_gguf(tmp_path, config, tensors)
+    assert model_config_of(source).attention_bias
+    assert model_config_of(source).attention_out_bias
+    assert model_config_of(source).mlp_bias
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(source.read(name), tensor, err_msg=name)
 
 
 def test_llama_file_with_biases_on_q_k_v_only(tmp_path: Path):
     """Hugging Face's Llama has all four attention biases or none; such a file is a Qwen2 in Llama's row order."""
-    config, tensors = _model(attention_bias=True)
+    config, tensors = tiny_model(attention_bias=True)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("o_proj.bias")}
-    source = _opened(tmp_path, config, tensors)
-    assert _model_config(source).attention_bias
-    assert not _model_config(source).attention_out_bias
+    source = opened_gguf(tmp_path, config, tensors)
+    assert model_config_of(source).attention_bias
+    assert not model_config_of(source).attention_out_bias
     np.testing.assert_array_equal(
         source.read("model.layers.1.self_attn.k_proj.bias"), tensors["model.layers.1.self_attn.k_proj.bias"]
     )
@@ -106,8 +91,8 @@ def test_llama_file_with_biases_on_q_k_v_only(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.F16, Kind.BF16])
 def test_quantised_weights_equal_the_reference_expansion(tmp_path: Path, kind: Kind):
-    config, tensors = _model()
-    source = _opened(tmp_path, config, tensors, kind=kind)
+    config, tensors = tiny_model()
+    source = opened_gguf(tmp_path, config, tensors, kind=kind)
     for name in ("lm_head.weight", "model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.q_proj.weight"):
         wanted = gguf.quants.dequantize(gguf.quants.quantize(tensors[name], kind), kind)
         np.testing.assert_array_equal(source.read(name), wanted, err_msg=name)
@@ -128,11 +113,11 @@ def test_every_storage_type_equals_the_reference_expansion(name: str):
 @pytest.mark.parametrize("kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
 def test_k_quantised_q_projection_is_put_back_in_order(tmp_path: Path, kind: Kind):
     """Rows are reordered before they are expanded; the two must commute."""
-    config, tensors = _model(hidden_size=256, num_hidden_layers=1)
+    config, tensors = tiny_model(hidden_size=256, num_hidden_layers=1)
     del tensors["model.layers.0.self_attn.q_proj.weight"]
     size = gguf.GGML_QUANT_SIZES[kind][1]
     data = np.random.default_rng(2).integers(0, 60, (256, size), dtype=np.uint8)
-    source = _opened(tmp_path, config, tensors, raw={"blk.0.attn_q.weight": (data, kind)})
+    source = opened_gguf(tmp_path, config, tensors, raw={"blk.0.attn_q.weight": (data, kind)})
     stored = gguf.quants.dequantize(data, kind).reshape(4, 32, 2, 256)
     wanted = np.concatenate([stored[:, :, 0], stored[:, :, 1]], axis=1).reshape(256, 256)
     np.testing.assert_array_equal(source.read("model.layers.0.self_attn.q_proj.weight"), wanted)
@@ -142,18 +127,18 @@ def test_unsupported_storage_type_is_named(tmp_path: Path):
     size = gguf.GGML_QUANT_SIZES[Kind.TQ2_0][1]
     raw = {"blk.9.ffn_up.weight": (np.zeros((4, size), np.uint8), Kind.TQ2_0)}
     with pytest.raises(ValueError, match=r"blk.9.ffn_up.weight: storage type 35 is not supported.*Q4_K"):
-        _opened(tmp_path, *_model(), raw=raw)
+        opened_gguf(tmp_path, *tiny_model(), raw=raw)
 
 
 def test_tensors_without_a_counterpart_keep_their_name(tmp_path: Path):
     """So that loading can warn of them by the name that the file has."""
-    source = _opened(tmp_path, *_model(), raw={"blk.0.attn_rot.weight": (np.zeros(4, np.float32), Kind.F32)})
+    source = opened_gguf(tmp_path, *tiny_model(), raw={"blk.0.attn_rot.weight": (np.zeros(4, np.float32), Kind.F32)})
     assert "blk.0.attn_rot.weight" in source.names()
 
 
 def test_unknown_names_and_closed_files_are_refused(tmp_path: Path):
-    config, tensors = _model()
-    source = _opened(tmp_path, config, tensors)
+    config, tensors = tiny_model()
+    source = opened_gguf(tmp_path, config, tensors)
     before = source.read("model.norm.weight")
     with pytest.raises(ValueError, match="has no tensor model.nrom.weight"):
         source.read("model.nrom.weight")
@@ -165,7 +150,7 @@ def test_unknown_names_and_closed_files_are_refused(tmp_path: Path):
 
 def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path):
     """A download that broke off must not be read past its end or give zeros."""
-    config, tensors = _model(num_hidden_layers=1, vocab_size=64)
+    config, tensors = tiny_model(num_hidden_layers=1, vocab_size=64)
     whole = write_gguf(tmp_path / "whole.gguf", config, tensors, kind=Kind.Q8_0).read_bytes()
     broken = tmp_path / "broken.gguf"
     lengths = [*range(0, 400, 7), *range(400, len(whole) - 32, 997), len(whole) - 33]
@@ -176,7 +161,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path):
 
 
 def test_damaged_headers_give_a_value_error_or_a_readable_file(tmp_path: Path):
-    config, tensors = _model(num_hidden_layers=1, vocab_size=64)
+    config, tensors = tiny_model(num_hidden_layers=1, vocab_size=64)
     path = write_gguf(tmp_path / "whole.gguf", config, tensors)
     whole = path.read_bytes()
     header = min(entry.offset for entry in read_gguf(path).tensors.values())

@@ -11,27 +11,13 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.weights.gguf import GGUFSource
-from tests.support.gguf_files import add_metadata, finish, write_gguf
-from tests.support.tiny import tiny_config, tiny_tensors
-
-
-def _model(seed: int = 0, **overrides: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    config = tiny_config(**overrides)
-    return config, tiny_tensors(config, seed=seed)
-
-
-def _opened(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], **options: Any) -> GGUFSource:
-    return GGUFSource(write_gguf(path / "tiny.gguf", config, tensors, **options))
-
-
-def _model_config(source: GGUFSource) -> ModelConfig:
-    return ModelConfig.from_hf(source.config_dict(), source.generation_config())
+from tests.support.gguf_files import add_metadata, finish
+from tests.support.gguf_models import model_config_of, opened_gguf, tiny_model
 
 
 def test_sizes_and_ids_reach_the_config(tmp_path: Path):
-    config, tensors = _model(head_dim=32, rms_norm_eps=1e-5, rope_theta=123456.0)
+    config, tensors = tiny_model(head_dim=32, rms_norm_eps=1e-5, rope_theta=123456.0)
     metadata = {
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -40,8 +26,8 @@ def test_sizes_and_ids_reach_the_config(tmp_path: Path):
         "general.sampling.temp": 0.6,
         "general.sampling.top_k": 20,
     }
-    source = _opened(tmp_path, config, tensors, metadata=metadata)
-    got = _model_config(source)
+    source = opened_gguf(tmp_path, config, tensors, metadata=metadata)
+    got = model_config_of(source)
     assert (got.head_dim, got.vocab_size, got.max_position, got.norm_eps) == (32, 1024, 512, 1e-5)
     assert got.rope.theta == 123456.0
     assert (got.bos_id, got.eos_ids) == (1, frozenset({2, 7}))
@@ -58,9 +44,9 @@ def test_sizes_and_ids_reach_the_config(tmp_path: Path):
 @pytest.mark.parametrize("linear", [{"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": 4.0},
                                     {"{arch}.rope.scale_linear": 4.0}])  # fmt: skip
 def test_linear_rope_scaling(tmp_path: Path, linear: dict[str, Any]):
-    source = _opened(tmp_path, *_model(), metadata=linear)
-    assert _model_config(source).rope.kind == "linear"
-    assert _model_config(source).rope.factor == 4.0
+    source = opened_gguf(tmp_path, *tiny_model(), metadata=linear)
+    assert model_config_of(source).rope.kind == "linear"
+    assert model_config_of(source).rope.factor == 4.0
 
 
 def test_yarn_rope_scaling(tmp_path: Path):
@@ -70,12 +56,12 @@ def test_yarn_rope_scaling(tmp_path: Path):
         "{arch}.rope.scaling.original_context_length": 128,
         "{arch}.rope.scaling.yarn_beta_fast": 16.0,
     }
-    config, tensors = _model()
-    source = _opened(tmp_path, config, tensors, metadata=metadata)
+    config, tensors = tiny_model()
+    source = opened_gguf(tmp_path, config, tensors, metadata=metadata)
     wanted = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 16.0}
     assert source.config_dict()["rope_scaling"] == wanted
-    assert _model_config(source).rope.kind == "yarn"
-    scaled = _opened(tmp_path, config, tensors, metadata=metadata | {"{arch}.rope.scaling.attn_factor": 0.5})
+    assert model_config_of(source).rope.kind == "yarn"
+    scaled = opened_gguf(tmp_path, config, tensors, metadata=metadata | {"{arch}.rope.scaling.attn_factor": 0.5})
     attention = scaled.config_dict()["rope_scaling"]["attention_factor"]
     assert attention == pytest.approx(0.5 * (1 + 0.1 * math.log(4)))
 
@@ -99,9 +85,9 @@ def _llama3_table(head_dim: int, theta: float, factor: float, low: float, high: 
 @pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (32.0, 4096)])
 def test_llama3_rope_scaling_is_recovered_from_its_table(tmp_path: Path, factor: float, original: int):
     """Such files hold only the divisors, as rope_freqs.weight; ignoring them spoils long contexts silently."""
-    config, tensors = _model(head_dim=64, rope_theta=500000.0)
+    config, tensors = tiny_model(head_dim=64, rope_theta=500000.0)
     table = _llama3_table(64, 500000.0, factor, 1.0, 4.0, original)
-    source = _opened(tmp_path, config, tensors, raw={"rope_freqs.weight": (table, Kind.F32)})
+    source = opened_gguf(tmp_path, config, tensors, raw={"rope_freqs.weight": (table, Kind.F32)})
     assert "rope_freqs.weight" not in source.names()
     assert source.config_dict()["rope_scaling"] == {
         "rope_type": "llama3",
@@ -110,17 +96,17 @@ def test_llama3_rope_scaling_is_recovered_from_its_table(tmp_path: Path, factor:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": original,
     }
-    assert _model_config(source).rope.kind == "llama3"
+    assert model_config_of(source).rope.kind == "llama3"
 
 
 def test_a_table_of_ones_is_no_scaling_and_an_unknown_one_is_refused(tmp_path: Path):
-    config, tensors = _model(head_dim=64)
-    ones = _opened(tmp_path, config, tensors, raw={"rope_freqs.weight": (np.ones(32, np.float32), Kind.F32)})
-    assert _model_config(ones).rope.kind == "default"
+    config, tensors = tiny_model(head_dim=64)
+    ones = opened_gguf(tmp_path, config, tensors, raw={"rope_freqs.weight": (np.ones(32, np.float32), Kind.F32)})
+    assert model_config_of(ones).rope.kind == "default"
     table = np.linspace(1, 3, 32, dtype=np.float32)
-    unknown = _opened(tmp_path, config, tensors, raw={"rope_freqs.weight": (table, Kind.F32)})
+    unknown = opened_gguf(tmp_path, config, tensors, raw={"rope_freqs.weight": (table, Kind.F32)})
     with pytest.raises(ValueError, match="longrope"):
-        _model_config(unknown)
+        model_config_of(unknown)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +120,7 @@ def test_a_table_of_ones_is_no_scaling_and_an_unknown_one_is_refused(tmp_path: P
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, architecture: str, metadata: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        _opened(tmp_path, *_model(), architecture=architecture, metadata=metadata)
+        opened_gguf(tmp_path, *tiny_model(), architecture=architecture, metadata=metadata)
 
 
 def test_layers_of_different_sizes_are_refused(tmp_path: Path):
