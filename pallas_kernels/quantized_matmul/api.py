@@ -1,0 +1,78 @@
+"""quantized_matmul: the op, and which implementation serves which layout and platform."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from jaxpaged.pallas_kernels.quantized_matmul.reference import quantized_matmul_reference
+from jaxpaged.pallas_kernels.quantized_matmul.target import Target, current_target
+from jaxpaged.pallas_kernels.quantized_matmul.tiles import MatmulTiles, choose_tiles
+from jaxpaged.pallas_kernels.quantized_matmul.triton import quantized_matmul_triton
+from jaxpaged.pallas_kernels.quantized_matmul.weight import Layout, QuantizedWeight, check_weight
+from jaxpaged.pallas_kernels.quantized_matmul.xla import quantized_matmul_xla
+
+_NAMES = ("xla", "triton", "reference")
+
+
+def matmul_implementations() -> tuple[str, ...]:
+    """Names that `implementation` takes, besides "auto"."""
+    return _NAMES
+
+
+def quantized_matmul(
+    x: Float[Array, "T I"],
+    weight: QuantizedWeight,
+    *,
+    implementation: str,
+    int8_activations: bool,
+    tiles: MatmulTiles | None = None,
+    interpret: bool = False,
+) -> Float[Array, "T O"]:
+    """x · weightᵀ with float32 sums.
+
+    Args:
+        x: activations, bfloat16, float16 or float32.
+        weight: of any layout; scales and zero points as in the checkpoint.
+        implementation: one of matmul_implementations(), or "auto": XLA's own product for int8 with a scale per output,
+            the Pallas kernel for grouped weights on a GPU, XLA elsewhere.
+        int8_activations: round each row of x to int8 with a scale of its own and multiply integers; only for weights
+            with a scale per output.
+        tiles: instead of the table's, for the kernel; for tuning.
+        interpret: run the kernel in Pallas's interpreter, on any platform; for tests.
+
+    Returns: [T, O] in x's dtype.
+    Raises: ValueError for shapes or dtypes the layout does not allow, and for an implementation that does not serve it.
+    """
+    check_weight(weight)
+    if x.ndim != 2 or x.shape[1] != weight.num_inputs:
+        raise ValueError(f"quantized_matmul x: wanted [tokens, {weight.num_inputs}], got {x.shape}")
+    if str(x.dtype) not in ("bfloat16", "float16", "float32"):
+        raise ValueError(f"quantized_matmul x: wanted bfloat16, float16 or float32, got {x.dtype}")
+    if int8_activations and weight.layout.grouped:
+        raise ValueError(f"int8_activations: wanted a weight with a scale per output, got layout {weight.layout.name}")
+    target = current_target()
+    name = choose_matmul(implementation, weight.layout, target, interpret=interpret)
+    if name == "triton":
+        tiles = tiles or choose_tiles(target.kind, weight.layout, x.shape[0])
+        return quantized_matmul_triton(x, weight, tiles=tiles, num_cores=target.num_cores, interpret=interpret)
+    function = quantized_matmul_xla if name == "xla" else quantized_matmul_reference
+    return function(x, weight, int8_activations=int8_activations)
+
+
+def choose_matmul(implementation: str, layout: Layout, target: Target, *, interpret: bool) -> str:
+    """The implementation's name for this layout on this target. Raises: ValueError when it cannot serve it."""
+    if implementation == "auto":
+        return "triton" if layout.grouped and target.platform == "gpu" else "xla"
+    if implementation not in _NAMES:
+        raise ValueError(f"quantized_matmul implementation: wanted auto or one of {_NAMES}, got {implementation!r}")
+    if implementation == "triton" and not layout.grouped:
+        raise ValueError(
+            f"quantized_matmul implementation: triton serves grouped layouts alone, got {layout.name}; XLA's own "
+            f"product reads int8 without a copy: choose auto or xla"
+        )
+    if implementation == "triton" and target.platform != "gpu" and not interpret:
+        raise ValueError(
+            f"quantized_matmul implementation: triton needs an NVIDIA GPU, got {target.platform} ({target.kind}); "
+            f"choose auto or xla"
+        )
+    return implementation
