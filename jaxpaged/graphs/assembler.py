@@ -33,20 +33,19 @@ def assemble(ptxas: Path, ptx: Sequence[Path], architecture: str) -> tuple[Kerne
 
 def parse_verbose(text: str) -> list[Kernel]:
     """What `ptxas -v` prints, which names an entry function and then tells of it."""
-    starts = list(_ENTRY.finditer(text))
-    ends = [match.start() for match in starts[1:]] + [len(text)]
-    return [_kernel(match[1], text[match.end() : end]) for match, end in zip(starts, ends, strict=True)]
+    _, *parts = _ENTRY.split(text)  # name, what is told of it, name, …; nothing for a module of constants
+    return [_kernel(name, told) for name, told in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def _kernel(name: str, told: str) -> Kernel:
-    stack, stores, loads = (_SPILLS.search(told) or re.match(r"()()()", "")).groups()
-    shared = _SHARED.search(told)
-    registers = _REGISTERS.search(told)
+    spills, registers, shared = _SPILLS.search(told), _REGISTERS.search(told), _SHARED.search(told)
+    if spills is None or registers is None:
+        raise ValueError(f"ptxas -v: wanted registers and spills of {name!r}, got {told!r}")
     return Kernel(
         name=name,
-        registers=int(registers[1]) if registers else 0,
-        spill_stores=int(stores or 0),
-        spill_loads=int(loads or 0),
-        stack=int(stack or 0),
+        registers=int(registers[1]),
+        spill_stores=int(spills[2]),
+        spill_loads=int(spills[3]),
+        stack=int(spills[1]),
         static_shared=int(shared[1]) if shared else 0,
     )

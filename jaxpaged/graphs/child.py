@@ -1,11 +1,12 @@
 """Compiles one exported program for an absent GPU: run as a process of its own, which a bad kernel may abort.
 
-usage: child.py FOLDER, which holds job.json and program.bin; leaves result.json, optimized_hlo.txt and XLA's dumps there.
+usage: child.py FOLDER, which holds job.json and program.bin; leaves there result.json, optimized_hlo.txt, XLA's dumps.
 Imports nothing of jaxpaged, so that any environment with jax and its CUDA plugin can run it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import threading
@@ -30,12 +31,15 @@ def compile_program(folder: Path) -> None:
 
 
 def _compile(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    packed = (folder / "program.bin").read_bytes()
+    if b"mosaic_gpu" in packed:
+        importlib.import_module("jax.experimental.mosaic.gpu")  # tells the compiler where Mosaic's runtime library is
     devices = job["devices"]
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="", target_config=job["target"], topology=f"1x1x{devices}"
     )
     mesh = topologies.make_mesh(topology, (devices,), (job["axis"],))
-    program = jax.export.deserialize(bytearray((folder / "program.bin").read_bytes()))
+    program = jax.export.deserialize(bytearray(packed))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     shardings = [sharding or whole for sharding in program.in_shardings_jax(mesh)]
     arguments = [
