@@ -47,10 +47,7 @@ def _compile(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         for aval, sharding in zip(program.in_avals, shardings, strict=True)
     ]
 
-    def call(*flat):
-        return program.call(*jax.tree.unflatten(program.in_tree, flat)[0])
-
-    lowered = jax.jit(call, donate_argnums=tuple(job["donated"])).lower(*arguments)
+    lowered = jax.jit(program.call, donate_argnums=tuple(job["donated"])).lower(*arguments)
     begun = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import jax
 from jax._src.mesh import AbstractDevice  # the one way to tell Pallas which GPU it lowers for
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxpaged.graphs import child
 from jaxpaged.graphs.assembler import assemble
@@ -57,7 +58,7 @@ class Target:
     def mesh(self) -> AbstractMesh:
         """The devices along the axis "model", as shapes alone: for shardings and shard_map."""
         gpu = AbstractDevice(device_kind=self.spec.device_kind, num_cores=self.spec.num_cores, platform="gpu")
-        return AbstractMesh((self.devices,), (MODEL_AXIS,), abstract_device=gpu)
+        return AbstractMesh((self.devices,), (MODEL_AXIS,), (AxisType.Auto,), abstract_device=gpu)
 
     def abstract(self, shape: Sequence[int], dtype: Any, *axes: str | None) -> jax.ShapeDtypeStruct:
         """An argument of this shape, its dimensions split along these mesh axes: none, on every device whole."""
@@ -89,7 +90,7 @@ class Target:
         with jax.sharding.use_abstract_mesh(self.mesh), warnings.catch_warnings():
             warnings.filterwarnings("ignore", TRITON_WARNING, DeprecationWarning)  # it comes when a kernel is lowered
             costs = count_costs(jitted.trace(*arguments).jaxpr)
-            program = jax.export.export(jitted, platforms=["cuda"], disabled_checks=_unchecked())(*arguments)
+            program = _flat(jax.export.export(jitted, platforms=["cuda"], disabled_checks=_unchecked())(*arguments))
         donated = _donated(arguments, donate_argnums, static_argnums)
         if dump is not None:
             return self._compile(tools, program, donated, costs, xla_flags, timeout, dump)
@@ -160,6 +161,15 @@ class Target:
 
 def _unchecked() -> list[jax.export.DisabledSafetyCheck]:
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in KERNEL_CALLS]
+
+
+def _flat(program: jax.export.Exported) -> jax.export.Exported:
+    """The same program from leaves to a tuple of leaves: the child need not know what trees they come from."""
+    return dataclasses.replace(
+        program,
+        in_tree=jax.tree.structure(((0,) * len(program.in_avals), {})),
+        out_tree=jax.tree.structure((0,) * len(program.out_avals)),
+    )
 
 
 def _donated(arguments: Sequence[Any], donated: Sequence[int], static: Sequence[int]) -> list[int]:
