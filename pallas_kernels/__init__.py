@@ -1,6 +1,6 @@
-"""The ops' public API: paged attention and KV writes, each with a plain-jnp reference and implementations."""
+"""The ops' public API: paged attention, KV writes and products with quantised weights, each with a plain-jnp reference and implementations."""
 
-from jaxpaged.pallas_kernels.kv_write import copy_blocks, write_kv
+from jaxpaged.pallas_kernels.kv_write import QuantizedKV, copy_blocks, write_kv, write_kv_quantized
 from jaxpaged.pallas_kernels.paged_attention.api import implementations, paged_attention
 from jaxpaged.pallas_kernels.paged_attention.batch import (
     AttentionBatch,
@@ -10,18 +10,32 @@ from jaxpaged.pallas_kernels.paged_attention.batch import (
     plan_attention,
 )
 from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, GpuTile, WorkConfig
+from jaxpaged.pallas_kernels.quantized_matmul.api import matmul_implementations, quantized_matmul
+from jaxpaged.pallas_kernels.quantized_matmul.packing import dequantize, quantize
+from jaxpaged.pallas_kernels.quantized_matmul.tiles import MatmulTiles
+from jaxpaged.pallas_kernels.quantized_matmul.weight import LAYOUTS, Layout, QuantizedWeight
 
 __all__ = [
+    "LAYOUTS",
     "AttentionBatch",
     "AttentionExtras",
     "AttentionSpec",
     "AttentionWork",
     "GpuTile",
+    "Layout",
+    "MatmulTiles",
+    "QuantizedKV",
+    "QuantizedWeight",
     "TileConfig",
     "WorkConfig",
     "copy_blocks",
+    "dequantize",
     "implementations",
+    "matmul_implementations",
     "paged_attention",
     "plan_attention",
+    "quantize",
+    "quantized_matmul",
     "write_kv",
+    "write_kv_quantized",
 ]

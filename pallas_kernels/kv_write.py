@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import no_type_check
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@no_type_check  # holds arrays, traced ones or abstract ones
+@dataclass(frozen=True, kw_only=True)
+class QuantizedKV:
+    """One layer's cache in int8 or float8_e4m3fn: what is meant is k · k_scale and v · v_scale."""
+
+    k: Array  # [N, K, B, H]
+    v: Array
+    k_scale: Float[Array, "N K B"]  # float32
+    v_scale: Float[Array, "N K B"]
 
 
 def write_kv(
@@ -27,6 +42,39 @@ def write_kv(
     k = jnp.where(broken, jnp.nan, k)
     v = jnp.where(broken, 0, v)
     return _scatter(k_cache, k, slot_mapping), _scatter(v_cache, v, slot_mapping)
+
+
+def write_kv_quantized(
+    caches: QuantizedKV,
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    slot_mapping: Int[Array, " T"],
+) -> QuantizedKV:
+    """The caches with token t's key and value at its slot, in int8 or float8_e4m3fn, with a scale per token and head.
+
+    Slots are as in write_kv, and so is what becomes of numbers that are not finite: integers know no NaN, so it is the
+    key's scale that becomes NaN, and the value is 0.
+    """
+    broken = ~(jnp.isfinite(v).all(-1) & jnp.isfinite(k).all(-1))  # [T, K]
+    keys, k_scale = _quantize(jnp.where(broken[..., None], 0, k), caches.k.dtype)
+    values, v_scale = _quantize(jnp.where(broken[..., None], 0, v), caches.v.dtype)
+    return QuantizedKV(
+        k=_scatter(caches.k, keys, slot_mapping),
+        v=_scatter(caches.v, values, slot_mapping),
+        k_scale=_scatter(caches.k_scale, jnp.where(broken, jnp.nan, k_scale), slot_mapping),
+        v_scale=_scatter(caches.v_scale, v_scale, slot_mapping),
+    )
+
+
+def _quantize(x: Float[Array, "T K H"], dtype: jnp.dtype) -> tuple[Array, Float[Array, "T K"]]:
+    """x / scale in dtype, the largest of each head at the end of dtype's range; scale 1 for zeros."""
+    integers = jnp.issubdtype(dtype, jnp.integer)
+    largest = float(jnp.iinfo(dtype).max if integers else jnp.finfo(dtype).max)
+    wide = x.astype(jnp.float32)
+    scale = jnp.abs(wide).max(-1) / largest
+    scale = jnp.where(scale > 0, scale, 1.0)
+    scaled = jnp.clip(wide / scale[..., None], -largest, largest)
+    return (jnp.round(scaled) if integers else scaled).astype(dtype), scale
 
 
 def _scatter(cache: Array, values: Array, slot_mapping: Array) -> Array:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 from jaxtyping import Array, Float
 
+from jaxpaged.pallas_kernels.platform import Candidate, DeviceTarget, current_target, first_fitting
 from jaxpaged.pallas_kernels.quantized_matmul.reference import quantized_matmul_reference
-from jaxpaged.pallas_kernels.quantized_matmul.target import Target, current_target
 from jaxpaged.pallas_kernels.quantized_matmul.tiles import MatmulTiles, choose_tiles
 from jaxpaged.pallas_kernels.quantized_matmul.triton import quantized_matmul_triton
 from jaxpaged.pallas_kernels.quantized_matmul.weight import Layout, QuantizedWeight, check_weight
@@ -54,25 +55,43 @@ def quantized_matmul(
     name = choose_matmul(implementation, weight.layout, target, interpret=interpret)
     if name == "triton":
         tiles = tiles or choose_tiles(target.kind, weight.layout, x.shape[0])
-        return quantized_matmul_triton(x, weight, tiles=tiles, num_cores=target.num_cores, interpret=interpret)
+        return quantized_matmul_triton(x, weight, tiles=tiles, num_cores=_num_cores(), interpret=interpret)
     function = quantized_matmul_xla if name == "xla" else quantized_matmul_reference
     return function(x, weight, int8_activations=int8_activations)
 
 
-def choose_matmul(implementation: str, layout: Layout, target: Target, *, interpret: bool) -> str:
-    """The implementation's name for this layout on this target. Raises: ValueError when it cannot serve it."""
+def choose_matmul(implementation: str, layout: Layout, target: DeviceTarget, *, interpret: bool) -> str:
+    """The implementation's name for this layout on this target.
+
+    Raises: ValueError for an unknown name, or one that cannot serve it, with the reason.
+    """
     if implementation == "auto":
-        return "triton" if layout.grouped and target.platform == "gpu" else "xla"
-    if implementation not in _NAMES:
+        names = ("triton", "xla")
+    elif implementation in _NAMES:
+        names = (implementation,)
+    else:
         raise ValueError(f"quantized_matmul implementation: wanted auto or one of {_NAMES}, got {implementation!r}")
-    if implementation == "triton" and not layout.grouped:
-        raise ValueError(
-            f"quantized_matmul implementation: triton serves grouped layouts alone, got {layout.name}; XLA's own "
-            f"product reads int8 without a copy: choose auto or xla"
-        )
-    if implementation == "triton" and target.platform != "gpu" and not interpret:
-        raise ValueError(
-            f"quantized_matmul implementation: triton needs an NVIDIA GPU, got {target.platform} ({target.kind}); "
-            f"choose auto or xla"
-        )
-    return implementation
+    obstacle = _triton_obstacle(layout, target, interpret=interpret)
+    candidates = [Candidate(name=name, obstacle=obstacle if name == "triton" else None) for name in names]
+    return first_fitting("quantized_matmul", target, candidates)
+
+
+def _triton_obstacle(layout: Layout, target: DeviceTarget, *, interpret: bool) -> str | None:
+    if not layout.grouped:
+        return f"it serves weights with groups, got {layout.name}, which XLA's own product reads without a copy"
+    if interpret:
+        return None
+    if target.platform != "gpu":
+        return "it needs an NVIDIA GPU"
+    if target.capability is None or target.capability < (8, 0):
+        return "it needs compute capability 8.0 or more"
+    return None
+
+
+def _num_cores() -> int:
+    """Multiprocessors of the GPU being traced for; 1 elsewhere."""
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    if described is not None:
+        return described.num_cores or 1
+    device = jax.devices()[0]
+    return device.core_count if device.platform == "gpu" else 1

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
+from jaxpaged.pallas_kernels.paged_attention.triton.lowering import load, store
 from jaxpaged.pallas_kernels.quantized_matmul.weight import Layout
 
 # dtype → the bits and value of the number whose mantissa counts in ones, and the mantissa's width: an integer OR-ed into
@@ -80,7 +80,7 @@ def grouped_kernel(x_ref, values_ref, scales_ref, zeros_ref, out_ref, *, plan: P
     for place, total in enumerate(sums):
         outputs = base if packed_in else base * plan.layout.per_word + plan.layout.order[place]
         mask = (tokens < plan.num_tokens)[:, None] & (outputs < plan.num_outputs)[None, :]
-        plt.store(out_ref.at[split, tokens[:, None], outputs[None, :]], total.astype(out_ref.dtype), mask=mask)
+        store(out_ref.at[split, tokens[:, None], outputs[None, :]], total.astype(out_ref.dtype), mask=mask)
 
 
 def _sum_inputs(refs, tokens, outputs, i, carry, plan: Plan):
@@ -93,7 +93,7 @@ def _sum_inputs(refs, tokens, outputs, i, carry, plan: Plan):
     scales, zeros = _scales_and_zeros(scales_ref, zeros_ref, groups, outputs, plan)
     part = None
     for place in range(plan.layout.per_word):
-        x = plt.load(
+        x = load(
             x_ref.at[place, tokens[:, None], rows[None, :]],
             mask=(tokens < plan.num_tokens)[:, None] & inside[None, :],
             other=0.0,
@@ -110,7 +110,7 @@ def _sum_outputs(refs, tokens, columns, i, carry, plan: Plan):
     inputs = i * plan.others + jnp.arange(plan.others, dtype=jnp.int32)
     inside = inputs < plan.num_inputs
     words = _load(values_ref, inputs, columns, inside, columns < plan.num_outputs // plan.layout.per_word)
-    x = plt.load(
+    x = load(
         x_ref.at[0, tokens[:, None], inputs[None, :]],
         mask=(tokens < plan.num_tokens)[:, None] & inside[None, :],
         other=0.0,
@@ -126,7 +126,7 @@ def _sum_outputs(refs, tokens, columns, i, carry, plan: Plan):
 
 
 def _load(ref, rows, columns, row_mask, column_mask) -> jax.Array:
-    return plt.load(ref.at[rows[:, None], columns[None, :]], mask=row_mask[:, None] & column_mask[None, :], other=0)
+    return load(ref.at[rows[:, None], columns[None, :]], mask=row_mask[:, None] & column_mask[None, :], other=0)
 
 
 def _groups(inputs, i, plan: Plan) -> jax.Array:

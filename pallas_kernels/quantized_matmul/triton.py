@@ -8,9 +8,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float
 
+from jaxpaged.pallas_kernels.paged_attention.triton.lowering import launch
 from jaxpaged.pallas_kernels.quantized_matmul.kernel import Plan, grouped_kernel
 from jaxpaged.pallas_kernels.quantized_matmul.tiles import DECODE_TOKENS, MIN_DOT, MatmulTiles
 from jaxpaged.pallas_kernels.quantized_matmul.weight import Layout, QuantizedWeight
@@ -28,26 +28,21 @@ def quantized_matmul_triton(
         plan.splits,
     )
     dtype = x.dtype if plan.splits == 1 else jnp.float32
-    parts = pl.pallas_call(
-        _kernel(plan, weight.zeros is not None),
-        grid=grid,
-        out_shape=jax.ShapeDtypeStruct((plan.splits, plan.num_tokens, plan.num_outputs), dtype),
-        compiler_params=plt.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
-        interpret=interpret,
+    (parts,) = launch(
+        partial(grouped_kernel, plan=plan),
+        _planes(x, weight.layout),
+        weight.values,
+        weight.scales,
+        weight.zeros,
         name="quantized_matmul",
-    )(*_operands(x, weight))
+        grid=grid,
+        outputs=[jax.ShapeDtypeStruct((plan.splits, plan.num_tokens, plan.num_outputs), dtype)],
+        aliases={},
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        interpret=interpret,
+    )
     return parts[0] if plan.splits == 1 else parts.sum(0).astype(x.dtype)
-
-
-def _kernel(plan: Plan, has_zeros: bool):
-    if has_zeros:
-        return partial(grouped_kernel, plan=plan)
-    return lambda x, values, scales, out: grouped_kernel(x, values, scales, None, out, plan=plan)
-
-
-def _operands(x: Array, weight: QuantizedWeight) -> tuple[Array, ...]:
-    arrays = (_planes(x, weight.layout), weight.values, weight.scales)
-    return arrays if weight.zeros is None else (*arrays, weight.zeros)
 
 
 def _planes(x: Float[Array, "T I"], layout: Layout) -> Float[Array, "p T i"]:
