@@ -7,7 +7,9 @@ from typing import no_type_check
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
+
+from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, WorkConfig, plan_work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +24,30 @@ class TileConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """What attention computes in one layer. Static."""
+    """What attention computes in one layer. Static.
+
+    The score of a key is cap(scale · q·(k · k_scale)) + slope · (key position - query position), with the optional
+    parts of AttentionExtras.
+    """
 
     scale: float  # multiplies q·k
     window: int | None  # W: query i sees keys i-W+1 … i; None: all up to i
     soft_cap: float | None  # c: scores become c·tanh(score / c); None: off
+
+
+@jax.tree_util.register_dataclass
+@no_type_check  # holds numpy arrays, traced ones or abstract ones
+@dataclass(frozen=True, kw_only=True)
+class AttentionExtras:
+    """Arrays that some layers or caches have besides; None where absent."""
+
+    sinks: Float[Array | np.ndarray, "K G"] | None = None  # a further score per head, to a value of zeros
+    alibi_slopes: Float[Array | np.ndarray, "K G"] | None = None  # added to a score per position of distance; > 0
+    k_scale: Float[Array | np.ndarray, "N K B"] | None = None  # float32; what a stored key is multiplied by
+    v_scale: Float[Array | np.ndarray, "N K B"] | None = None
+
+
+NO_EXTRAS = AttentionExtras()
 
 
 @jax.tree_util.register_dataclass
@@ -39,6 +60,8 @@ class AttentionBatch:
     and no queries. The first num_decodes rows have one query each, so row r's query is token r; the others are cut
     into tiles of consecutive queries: tile i starts at token tile_starts[i] and belongs to row tile_rows[i].
     Tiles are in ascending order of tile_starts. Table entries beyond a row's length are valid block ids (0).
+
+    The tiles are for the XLA implementation, work for the GPU kernels.
     """
 
     block_tables: Int[Array | np.ndarray, "R P"]
@@ -49,6 +72,7 @@ class AttentionBatch:
     tile_starts: Int[Array | np.ndarray, " W"]
     num_tiles: Int[Array | np.ndarray, ""]
     tiles: TileConfig = field(metadata={"static": True})
+    work: AttentionWork | None = None
 
 
 def max_tiles(num_tokens: int, num_rows: int, tile: int) -> int:
@@ -64,8 +88,11 @@ def plan_attention(
     num_rows: int,
     num_tokens: int,
     tiles: TileConfig,
+    work: WorkConfig | None = None,
 ) -> AttentionBatch:
     """The batch with its work list. All arrays int32 numpy; num_rows rows are real, num_tokens is the padded T.
+
+    work: what the GPU kernels' lists are made for; None where no GPU kernel will run.
 
     Example: counts (1, 1, 5) with prefill_queries 4: num_decodes 2, tile_rows (2, 2), tile_starts (2, 6).
     """
@@ -91,4 +118,9 @@ def plan_attention(
         tile_starts=tile_starts,
         num_tiles=np.int32(num_tiles),
         tiles=tiles,
+        work=None
+        if work is None
+        else plan_work(
+            kv_lens=kv_lens, query_starts=query_starts, num_rows=num_rows, num_tokens=num_tokens, config=work
+        ),
     )
