@@ -21,6 +21,7 @@ class _AbsentDevice:
     """What sizing an engine asks of a device: all of its memory is free."""
 
     memory: int
+    core_count: int
     platform: str = "gpu"
 
     def memory_stats(self) -> dict[str, int]:
@@ -62,7 +63,7 @@ def serving_programs(model: Mapping[str, Any], target: Target, **options: Any) -
         raise ValueError(
             f"tensor_parallel_size: wanted the target's {target.devices} devices, got {config.tensor_parallel_size}"
         )
-    device = _AbsentDevice(memory=target.spec.memory_bytes)
+    device = _AbsentDevice(memory=target.spec.memory_bytes, core_count=target.spec.num_cores)
     blueprint = draw_blueprint(config, ModelConfig.from_hf(dict(model), None), device, target.mesh)
     recipes = {program_name(key): recipe for key, recipe in blueprint.recipes().all().items()}
     return ServingPrograms(target=target, blueprint=blueprint, recipes=recipes)
