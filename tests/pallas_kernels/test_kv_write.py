@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpaged.pallas_kernels import QuantizedKV, copy_blocks, write_kv, write_kv_quantized
-from tests.support.absent_gpu import absent_gpu
+from tests.support.compiled import absent_gpu
 
 
 def caches(rng):

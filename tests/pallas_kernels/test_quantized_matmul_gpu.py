@@ -10,7 +10,7 @@ import pytest
 
 from jaxpaged.graphs import CompileReport, Target
 from jaxpaged.pallas_kernels import LAYOUTS, QuantizedWeight, quantized_matmul
-from tests.support.absent_gpu import MAX_SHARED, absent_gpu, count_instructions, results_of_entry
+from tests.support.compiled import MAX_SHARED, absent_gpu, count_instructions, results_of_entry
 
 INPUTS, OUTPUTS, GROUP = 2048, 4096, 128
 TENSOR_CORES = {"a100": ("mma.sync",), "h200": ("mma.sync", "wgmma"), "b200": ("mma.sync", "tcgen05.mma")}
