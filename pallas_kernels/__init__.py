@@ -1,15 +1,16 @@
-"""The ops' public API: paged attention, KV writes and products with quantised weights, each with a plain-jnp reference and implementations."""
+"""The ops' public API: paged attention, KV writes, products with quantised weights; references and implementations."""
 
 from jaxpaged.pallas_kernels.kv_write import QuantizedKV, copy_blocks, write_kv, write_kv_quantized
 from jaxpaged.pallas_kernels.paged_attention.api import implementations, paged_attention
 from jaxpaged.pallas_kernels.paged_attention.batch import (
+    NO_EXTRAS,
     AttentionBatch,
     AttentionExtras,
     AttentionSpec,
     TileConfig,
     plan_attention,
 )
-from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, GpuTile, WorkConfig
+from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, GpuTile, WorkConfig, plan_work
 from jaxpaged.pallas_kernels.quantized_matmul.api import matmul_implementations, quantized_matmul
 from jaxpaged.pallas_kernels.quantized_matmul.packing import dequantize, quantize
 from jaxpaged.pallas_kernels.quantized_matmul.tiles import MatmulTiles
@@ -17,6 +18,7 @@ from jaxpaged.pallas_kernels.quantized_matmul.weight import LAYOUTS, Layout, Qua
 
 __all__ = [
     "LAYOUTS",
+    "NO_EXTRAS",
     "AttentionBatch",
     "AttentionExtras",
     "AttentionSpec",
@@ -34,6 +36,7 @@ __all__ = [
     "matmul_implementations",
     "paged_attention",
     "plan_attention",
+    "plan_work",
     "quantize",
     "quantized_matmul",
     "write_kv",

@@ -1,4 +1,4 @@
-"""Packing integers into words and back, quantising and dequantising: plain jnp, for loading, tests and the reference."""
+"""Packing integers into words and back, quantising and dequantising: plain jnp, for loading and the reference."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def quantize_rows(x: Float[Array, "T I"]) -> tuple[Float[Array, "T I"], Float[Ar
 def quantized_matmul_reference(
     x: Float[Array, "T I"], weight: QuantizedWeight, *, int8_activations: bool
 ) -> Float[Array, "T O"]:
-    """x · weightᵀ in float32, rounded once to x's dtype; with int8_activations x is first rounded to 255 steps a row."""
+    """x · weightᵀ in float32, rounded once to x's dtype; int8_activations first round x to 255 steps a row."""
     wide = x.astype(jnp.float32)
     if int8_activations:
         integers, scale = quantize_rows(x)

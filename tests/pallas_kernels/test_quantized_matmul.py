@@ -62,9 +62,7 @@ def test_kernel_equals_reference(name, tokens, groups, group, outputs, dtype, ze
     @jax.jit  # one program: op by op, each shape compiles dozens
     def both(x, w):
         weight = quantize(w, LAYOUTS[name], group, zero_points=zero_points)
-        got = quantized_matmul(
-            x, weight, implementation="triton", int8_activations=False, tiles=tiles, interpret=True
-        )
+        got = quantized_matmul(x, weight, implementation="triton", int8_activations=False, tiles=tiles, interpret=True)
         return got, quantized_matmul(x, weight, implementation="reference", int8_activations=False)
 
     got, want = both(x, w)
@@ -182,7 +180,9 @@ def test_implementation_is_chosen_by_layout_and_device():
     t4 = DeviceTarget(platform="gpu", kind="Tesla T4", capability=(7, 5))
     cpu = DeviceTarget(platform="cpu", kind="cpu", capability=None)
     int8, gptq = LAYOUTS["int8"], LAYOUTS["gptq-int4"]
-    chosen = [choose_matmul("auto", layout, device, interpret=False) for layout in (int8, gptq) for device in (h200, t4)]
+    chosen = [
+        choose_matmul("auto", layout, device, interpret=False) for layout in (int8, gptq) for device in (h200, t4)
+    ]
     assert chosen == ["xla", "xla", "triton", "xla"]
     assert choose_matmul("auto", gptq, cpu, interpret=False) == "xla"
     for name, layout, device, message in (
