@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxpaged.blueprint import Limits, draw_blueprint
+from jaxpaged.blueprint import Blueprint, Limits, draw_blueprint
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
@@ -48,17 +49,11 @@ def load(config: EngineConfig) -> Loaded:
     if config.warmup and not warm.ready:
         runner.programs.start(os.cpu_count() or 1, smallest_first=False)
     begun = time.perf_counter()
-    shardings = {parameter.path: parameter.sharding for parameter in plan.parameters}
-    with _ProgressBar(config, "loading weights") as progress:
-        arrays = load_weights(
-            family_of(model).slots(model),
-            checkpoint.source,
-            lambda slot, host: jax.device_put(host.astype(plan.dtype, copy=False), shardings[slot.path]),
-            ignorable_tensors(model),
-            progress,
-        )
+    if config.load_format == "dummy":
+        runner.load(_random_weights(plan, config.seed))
+    else:
+        runner.load(_checkpoint_weights(config, plan, checkpoint))
     checkpoint.source.close()
-    runner.load(tuple(arrays[parameter.path] for parameter in plan.parameters))
     loaded = time.perf_counter()
     if config.warmup and warm.ready:
         runner.programs.start(1, smallest_first=True)  # read from the cache while the first requests run
@@ -72,6 +67,35 @@ def load(config: EngineConfig) -> Loaded:
         runner=runner,
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,
+    )
+
+
+def _checkpoint_weights(config: EngineConfig, plan: Blueprint, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:
+    model = checkpoint.config
+    shardings = {parameter.path: parameter.sharding for parameter in plan.parameters}
+    with _ProgressBar(config, "loading weights") as progress:
+        arrays = load_weights(
+            family_of(model).slots(model),
+            checkpoint.source,
+            lambda slot, host: jax.device_put(host.astype(plan.dtype, copy=False), shardings[slot.path]),
+            ignorable_tensors(model),
+            progress,
+        )
+    return tuple(arrays[parameter.path] for parameter in plan.parameters)
+
+
+def _random_weights(plan: Blueprint, seed: int) -> tuple[jax.Array, ...]:
+    """Normal matrices of the usual size, vectors of ones, each made where it stays: for measurements."""
+
+    def make(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        if len(shape) == 1:
+            return jnp.ones(shape, plan.dtype)
+        return 0.02 * jax.random.normal(key, shape, plan.dtype)
+
+    keys = jax.random.split(jax.random.key(seed), len(plan.parameters))
+    return tuple(
+        jax.jit(make, static_argnums=1, out_shardings=parameter.sharding)(key, parameter.shape)
+        for key, parameter in zip(keys, plan.parameters, strict=True)
     )
 
 

@@ -10,6 +10,7 @@ from jaxpaged.keywords import reject_unknown_keywords
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POLICIES = ("fcfs", "priority")
+LOAD_FORMATS = ("auto", "dummy")
 
 
 def _want(ok: bool, name: str, wanted: str, got: object) -> None:
@@ -40,6 +41,7 @@ class EngineConfig:
     revision: str | None = None  # of a Hugging Face id
     hf_token: str | None = field(default=None, repr=False)
     download_dir: str | None = None  # Hugging Face cache to use
+    load_format: str = "auto"  # dummy: random weights, made on the device; the checkpoint's are not read
     dtype: str = "auto"  # of weights and activations; auto: float32 on CPU, else the checkpoint's
     seed: int = 0  # from which the seeds of requests without one are drawn
 
@@ -83,6 +85,7 @@ class EngineConfig:
             _want(value is None or (isinstance(value, str) and bool(value)), name, "a non-empty string or None", value)
         for name in (f.name for f in dataclasses.fields(self) if f.type == "bool"):
             _want(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
+        _want(self.load_format in LOAD_FORMATS, "load_format", f"one of {LOAD_FORMATS}", self.load_format)
         _want(self.dtype in DTYPES, "dtype", f"one of {DTYPES}", self.dtype)
         _want(self.kv_cache_dtype in DTYPES, "kv_cache_dtype", f"one of {DTYPES}", self.kv_cache_dtype)
         _want(self.scheduling_policy in POLICIES, "scheduling_policy", f"one of {POLICIES}", self.scheduling_policy)

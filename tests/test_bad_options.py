@@ -41,6 +41,7 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"dtype": "float64"},
     {"dtype": np.float32},
     {"kv_cache_dtype": "int3"},
+    {"load_format": "pickle"},
     {"seed": -1},
     {"seed": None},
     {"seed": 1.5},

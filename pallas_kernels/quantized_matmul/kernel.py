@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jaxpaged.pallas_kernels.paged_attention.triton.lowering import load, store
 from jaxpaged.pallas_kernels.quantized_matmul.weight import Layout
 
-# dtype → the bits and value of the number whose mantissa counts in ones, and the mantissa's width: an integer OR-ed into
+# dtype → bits and value of the number whose mantissa counts in ones, and the mantissa's width: an integer OR-ed into
 # these bits is added to the value.
 _COUNTERS = {"bfloat16": (0x4300, 128.0, 7), "float16": (0x6400, 1024.0, 10)}
 

@@ -67,7 +67,9 @@ def test_kernel_equals_reference(name, tokens, groups, group, outputs, dtype, ze
 
     got, want = both(x, w)
     assert got.dtype == x.dtype
-    assert error(got, want) <= TOLERANCE[dtype]
+    # Of a random sum's usual size: a single one may cancel to nothing.
+    usual = jnp.sqrt((x.astype(jnp.float32) ** 2 @ (w**2).T).max())
+    assert float(jnp.abs(got.astype(jnp.float32) - want.astype(jnp.float32)).max() / usual) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
