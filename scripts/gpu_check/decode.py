@@ -26,9 +26,7 @@ def run(context: Context) -> None:
 def time_decode(context: Context, case: attention.Timed, name: str) -> dict[str, Any]:
     """Microseconds of one call, and its rate of reading keys and values."""
     step = case.step(name, interpret=context.sizes.dry)
-    seconds = timed(
-        step, case.q, *case.constants, repeats=context.sizes.repeats, rounds=context.sizes.rounds
-    )
+    seconds = timed(step, case.q, *case.constants, repeats=context.sizes.repeats, rounds=context.sizes.rounds)
     rate = case.kv_bytes / seconds
     return {
         "microseconds": seconds * 1e6,

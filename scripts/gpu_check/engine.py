@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from jaxpaged import LLM, SamplingParams
 from scripts.gpu_check.context import Context
 from scripts.gpu_check.model import prompts, write_folder
 
+BLOCK_SIZE = 16
+
 
 def run(context: Context) -> None:
     """bfloat16 weights. Programs compile at first use, in a run before the one that counts."""
     sizes = context.sizes
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        write_folder(Path(folder), sizes)
-        llm = LLM(
-            folder,
-            load_format="dummy",
-            dtype=sizes.dtype,
-            skip_tokenizer_init=True,
-            warmup=False,
-            use_tqdm_on_load=False,
-            max_num_seqs=max(sizes.batches),
-            max_model_len=sizes.prompt + sizes.output,
-            num_gpu_blocks_override=max(sizes.batches) * (-(-(sizes.prompt + sizes.output) // 16) + 1) + 1,
-            compilation_cache_dir=str(Path(folder) / "programs"),
-        )
-        for count in sizes.batches:
-            facts = {"weights": sizes.dtype, "requests": count, "prompt": sizes.prompt, "output": sizes.output}
-            context.case(facts, lambda count=count: _time(context, llm, count), seconds=40.0)
+    folder = context.record.folder / "model"
+    write_folder(folder, sizes)
+    blocks = -(-(sizes.prompt + sizes.output) // BLOCK_SIZE) + 1
+    llm = LLM(
+        str(folder),
+        load_format="dummy",
+        dtype=sizes.dtype,
+        skip_tokenizer_init=True,
+        warmup=False,
+        use_tqdm_on_load=False,
+        max_num_seqs=max(sizes.batches),
+        max_model_len=sizes.prompt + sizes.output,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=max(sizes.batches) * blocks + 1,
+        compilation_cache_dir=str(folder / "programs"),
+    )
+    for count in sizes.batches:
+        facts = {"weights": sizes.dtype, "requests": count, "prompt": sizes.prompt, "output": sizes.output}
+        context.case(facts, lambda count=count: _time(context, llm, count), seconds=40.0)
 
 
 def _time(context: Context, llm: LLM, count: int) -> dict[str, Any]:

@@ -40,9 +40,7 @@ def _variants() -> dict[str, tuple[str, str, bool]]:
     }
 
 
-def _time(
-    context: Context, variant: tuple[str, str, bool], inputs: int, outputs: int, tokens: int
-) -> dict[str, Any]:
+def _time(context: Context, variant: tuple[str, str, bool], inputs: int, outputs: int, tokens: int) -> dict[str, Any]:
     sizes = context.sizes
     layout, implementation, int8_activations = variant
     x = waves((tokens, inputs), jnp.bfloat16)

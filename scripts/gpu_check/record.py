@@ -32,6 +32,11 @@ class Record:
         return cls(folder, json.loads((folder / "gpu-check.json").read_text("utf-8")))
 
     @property
+    def folder(self) -> Path:
+        """Where the record is, and room for what sections need on disk."""
+        return self._folder
+
+    @property
     def sections(self) -> dict[str, dict[str, Any]]:
         """{name: {"status", "rows"}} in the order in which they began."""
         return self._content["sections"]
