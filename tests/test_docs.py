@@ -161,7 +161,9 @@ def check_python(arguments: list[str], where: str) -> None:
 
 
 def script_file(module: str) -> Path:
-    return ROOT / f"{module.replace('.', '/')}.py"
+    """Of a module, or of a package that is run."""
+    path = ROOT / module.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def script_options(file: Path) -> set[str]:

@@ -54,7 +54,7 @@ def test_int8_weight_is_read_as_it_is(tokens, int8_activations):
     """The scale before the product made XLA write the whole weight in bfloat16 in every call, twice the bytes."""
     report = compile_product(absent_gpu("h200"), "int8", tokens, int8_activations=int8_activations)
     assert weight_sized(report) == [("s8", INPUTS * OUTPUTS, "parameter")]
-    assert report.memory.temporaries < INPUTS * OUTPUTS // 2
+    assert report.memory.temporaries < INPUTS * OUTPUTS  # partial sums of the tokens, no copy of the weight
 
 
 def test_the_check_sees_a_weight_that_is_written_out():

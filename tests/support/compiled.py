@@ -17,14 +17,18 @@ def absent_gpu(name: str) -> Target:
 
 
 def results_of_entry(report: CompileReport) -> list[tuple[str, int, str]]:
-    """(dtype, elements, operation) of what the program's top level makes: what lies in memory, not in registers."""
+    """(dtype, elements, operation) of what the program's top level makes: what lies in memory, not in registers.
+
+    Bitcasts are left out: they are other names for the same memory.
+    """
     entry = report.hlo[report.hlo.index("\nENTRY ") :]
     found = []
     for dtype, shape, operation in re.findall(r"= \(?(\w+)\[([\d,]*)\]\S* ([\w-]+)\(", entry):
         elements = 1
         for size in filter(None, shape.split(",")):
             elements *= int(size)
-        found.append((dtype, elements, operation))
+        if operation != "bitcast":
+            found.append((dtype, elements, operation))
     return found
 
 
