@@ -10,7 +10,9 @@ from jaxpaged.pallas_kernels.paged_attention.batch import (
     TileConfig,
     plan_attention,
 )
+from jaxpaged.pallas_kernels.paged_attention.tiles import gpu_work_config
 from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, GpuTile, WorkConfig, plan_work
+from jaxpaged.pallas_kernels.platform import DeviceTarget, current_target, target_of
 from jaxpaged.pallas_kernels.quantized_matmul.api import matmul_implementations, quantized_matmul
 from jaxpaged.pallas_kernels.quantized_matmul.packing import dequantize, quantize
 from jaxpaged.pallas_kernels.quantized_matmul.tiles import MatmulTiles
@@ -23,6 +25,7 @@ __all__ = [
     "AttentionExtras",
     "AttentionSpec",
     "AttentionWork",
+    "DeviceTarget",
     "GpuTile",
     "Layout",
     "MatmulTiles",
@@ -31,7 +34,9 @@ __all__ = [
     "TileConfig",
     "WorkConfig",
     "copy_blocks",
+    "current_target",
     "dequantize",
+    "gpu_work_config",
     "implementations",
     "matmul_implementations",
     "paged_attention",
@@ -39,6 +44,7 @@ __all__ = [
     "plan_work",
     "quantize",
     "quantized_matmul",
+    "target_of",
     "write_kv",
     "write_kv_quantized",
 ]

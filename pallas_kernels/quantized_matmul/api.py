@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxpaged.pallas_kernels.platform import Candidate, DeviceTarget, current_target, first_fitting
@@ -55,7 +54,7 @@ def quantized_matmul(
     name = choose_matmul(implementation, weight.layout, target, interpret=interpret)
     if name == "triton":
         tiles = tiles or choose_tiles(target.kind, weight.layout, x.shape[0])
-        return quantized_matmul_triton(x, weight, tiles=tiles, num_cores=_num_cores(), interpret=interpret)
+        return quantized_matmul_triton(x, weight, tiles=tiles, num_cores=target.num_cores or 1, interpret=interpret)
     function = quantized_matmul_xla if name == "xla" else quantized_matmul_reference
     return function(x, weight, int8_activations=int8_activations)
 
@@ -86,12 +85,3 @@ def _triton_obstacle(layout: Layout, target: DeviceTarget, *, interpret: bool) -
     if target.capability is None or target.capability < (8, 0):
         return "it needs compute capability 8.0 or more"
     return None
-
-
-def _num_cores() -> int:
-    """Multiprocessors of the GPU being traced for; 1 elsewhere."""
-    described = jax.sharding.get_abstract_mesh().abstract_device
-    if described is not None:
-        return described.num_cores or 1
-    device = jax.devices()[0]
-    return device.core_count if device.platform == "gpu" else 1

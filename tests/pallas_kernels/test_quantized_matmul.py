@@ -178,9 +178,9 @@ def test_activations_that_do_not_fit_are_refused():
 
 
 def test_implementation_is_chosen_by_layout_and_device():
-    h200 = DeviceTarget(platform="gpu", kind="NVIDIA H200", capability=(9, 0))
-    t4 = DeviceTarget(platform="gpu", kind="Tesla T4", capability=(7, 5))
-    cpu = DeviceTarget(platform="cpu", kind="cpu", capability=None)
+    h200 = DeviceTarget(platform="gpu", kind="NVIDIA H200", capability=(9, 0), num_cores=132)
+    t4 = DeviceTarget(platform="gpu", kind="Tesla T4", capability=(7, 5), num_cores=40)
+    cpu = DeviceTarget(platform="cpu", kind="cpu", capability=None, num_cores=None)
     int8, gptq = LAYOUTS["int8"], LAYOUTS["gptq-int4"]
     chosen = [
         choose_matmul("auto", layout, device, interpret=False) for layout in (int8, gptq) for device in (h200, t4)
