@@ -261,9 +261,15 @@ def _multiply(a: jax.Ref, b: jax.Ref, columns: int) -> jax.Array:
 
 
 def _add_product(acc: jax.Array, weights: jax.Array, values: jax.Ref, interpret: bool) -> jax.Array:
-    """acc + weights·values, weights from registers. Pallas' interpreter has no wgmma of that form: a plain product."""
+    """acc + weights·values, weights from registers.
+
+    Pallas' interpreter has no wgmma of that form: there it is a plain product, whose reads of shared memory, unlike
+    wgmma's, have to be made known before a copy may overwrite what was read.
+    """
     if interpret:
-        return acc + jnp.dot(weights.astype(jnp.float32), values[...].astype(jnp.float32))
+        product = jnp.dot(weights.astype(jnp.float32), values[...].astype(jnp.float32))
+        plgpu.commit_smem()
+        return acc + product
     return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(plgpu.ACC.init(acc))
 
 
