@@ -46,12 +46,14 @@ def count_blocks(
     *,
     max_model_len: int,
     max_num_seqs: int,
+    weight_bytes: int,
 ) -> int:
     """Blocks of the cache, the trash block included.
 
     In this order: num_gpu_blocks_override, kv_cache_memory_bytes, or the device's memory: on a GPU what
-    gpu_memory_utilization leaves beside what is in use, on CPU CPU_FREE_SHARE of the free memory in coarse steps. The
-    latter two never exceed what max_num_seqs sequences of max_model_len tokens could use.
+    gpu_memory_utilization leaves beside what is in use and the weights to come, weight_bytes; on CPU CPU_FREE_SHARE of
+    the free memory in coarse steps. The latter two never exceed what max_num_seqs sequences of max_model_len tokens
+    could use.
 
     Raises: ValueError when not even one block fits.
     """
@@ -60,7 +62,7 @@ def count_blocks(
     size = block_bytes(model, config.block_size, dtype)
     budget = config.kv_cache_memory_bytes
     if budget is None:
-        budget = free_memory(device, config.gpu_memory_utilization)
+        budget = free_memory(device, config.gpu_memory_utilization, weight_bytes)
     blocks = budget // size
     if blocks < 2:
         raise ValueError(
@@ -71,8 +73,8 @@ def count_blocks(
     return min(blocks, useful)
 
 
-def free_memory(device: Device, utilization: float) -> int:
-    """Bytes the cache may take on this device."""
+def free_memory(device: Device, utilization: float, weight_bytes: int) -> int:
+    """Bytes the cache may take on this device; the weights, weight_bytes of it, are not loaded yet."""
     if device.platform == "cpu":
         return _rounded(int(CPU_FREE_SHARE * _free_host_memory()))
     stats = device.memory_stats() or {}
@@ -80,7 +82,7 @@ def free_memory(device: Device, utilization: float) -> int:
         raise ValueError(
             f"device {device} does not report its memory; give kv_cache_memory_bytes or num_gpu_blocks_override"
         )
-    return int(stats["bytes_limit"] * utilization) - stats["bytes_in_use"]
+    return int(stats["bytes_limit"] * utilization) - stats["bytes_in_use"] - weight_bytes
 
 
 def _rounded(size: int) -> int:

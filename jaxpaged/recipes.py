@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxpaged.batch import BatchShape, Buckets, example
 from jaxpaged.cache import cache_shape
@@ -29,6 +29,7 @@ COPY = "copy"  # key of the block-copy program
 class RunnerSpec:
     """Sizes that shape the compiled programs."""
 
+    on_cpu: bool
     num_blocks: int  # the trash block included
     max_num_batched_tokens: int
     max_logprobs: int
@@ -92,7 +93,7 @@ class Recipes:
         model: ModelConfig,
         code: ModelCode,
         spec: RunnerSpec,
-        mesh: Mesh,
+        mesh: Mesh | AbstractMesh,
         params: tuple[jax.ShapeDtypeStruct, ...],
     ) -> None:
         self._model, self._code, self._spec, self._params = model, code, spec, params
@@ -101,8 +102,7 @@ class Recipes:
         self.cache_sharding = sharding_of(CACHE_AXES, shape, TENSOR_PARALLEL, mesh)
         half = jax.ShapeDtypeStruct(shape, spec.cache_dtype, sharding=self.cache_sharding)
         self._cache = tuple((half, half) for _ in range(model.num_layers))
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
-        self._rows_per_pass = 2 if on_cpu else spec.batch.max_num_seqs
+        self._rows_per_pass = 2 if spec.on_cpu else spec.batch.max_num_seqs
 
     def all(self) -> Mapping[Any, Recipe]:
         """By key: a token bucket, a SamplerKey or COPY. Backbones take longest, so they come first, largest first."""

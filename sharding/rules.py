@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpaged.sharding.mesh import MODEL_AXIS
 
@@ -17,7 +17,9 @@ TENSOR_PARALLEL: Rules = MappingProxyType({"kv_heads": MODEL_AXIS, "mlp": MODEL_
 CACHE_AXES = (None, "kv_heads", None, None)  # of one layer's keys or values [N, K, B, H]
 
 
-def sharding_of(axes: tuple[str | None, ...], shape: tuple[int, ...], rules: Rules, mesh: Mesh) -> NamedSharding:
+def sharding_of(
+    axes: tuple[str | None, ...], shape: tuple[int, ...], rules: Rules, mesh: Mesh | AbstractMesh
+) -> NamedSharding:
     """The layout of an array with these logical axes.
 
     Raises: ValueError when a split dimension does not divide among the devices.
@@ -34,6 +36,6 @@ def sharding_of(axes: tuple[str | None, ...], shape: tuple[int, ...], rules: Rul
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The same array on every device."""
     return NamedSharding(mesh, PartitionSpec())

@@ -17,9 +17,19 @@ CPU = SimpleNamespace(platform="cpu")
 GIB = 1 << 30
 
 
-def blocks(device: SimpleNamespace = CPU, *, max_num_seqs: int = 10**6, **options: object) -> int:
+def blocks(
+    device: SimpleNamespace = CPU, *, max_num_seqs: int = 10**6, weight_bytes: int = 0, **options: object
+) -> int:
     config = EngineConfig.create("model", **options)
-    return cache.count_blocks(config, MODEL, jnp.dtype("float32"), device, max_model_len=512, max_num_seqs=max_num_seqs)
+    return cache.count_blocks(
+        config,
+        MODEL,
+        jnp.dtype("float32"),
+        device,
+        max_model_len=512,
+        max_num_seqs=max_num_seqs,
+        weight_bytes=weight_bytes,
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,9 +62,11 @@ def test_too_little_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         blocks()
 
 
-def test_a_gpu_counts_what_is_in_use() -> None:
+def test_a_gpu_counts_what_is_in_use_and_what_is_to_come() -> None:
+    """The cache was sized before the weights were loaded, and took the memory that they needed."""
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 100 * BLOCK, "bytes_in_use": 20 * BLOCK})
     assert blocks(gpu, gpu_memory_utilization=0.5) == 30
+    assert blocks(gpu, gpu_memory_utilization=0.5, weight_bytes=4 * BLOCK) == 26
     silent = SimpleNamespace(platform="gpu", memory_stats=lambda: None)
     with pytest.raises(ValueError, match="does not report its memory"):
         blocks(silent)

@@ -13,6 +13,7 @@ from jaxpaged.pallas_kernels.paged_attention.batch import NO_EXTRAS, AttentionBa
 from jaxpaged.pallas_kernels.paged_attention.call import AttentionCall
 from jaxpaged.pallas_kernels.paged_attention.reference import paged_attention_reference
 from jaxpaged.pallas_kernels.paged_attention.tiled import paged_attention_tiled
+from jaxpaged.pallas_kernels.paged_attention.triton import obstacle, paged_attention_triton
 from jaxpaged.pallas_kernels.platform import Candidate, DeviceTarget, current_target, first_fitting
 
 
@@ -34,6 +35,7 @@ _IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             run=lambda *args, interpret: paged_attention_tiled(*args),
             obstacle=_no_obstacle,
         ),
+        "triton": Implementation(run=paged_attention_triton, obstacle=obstacle),
         "reference": Implementation(
             run=lambda *args, interpret: paged_attention_reference(*args),
             obstacle=_no_obstacle,
@@ -41,7 +43,7 @@ _IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
     }
 )
 # What "auto" tries, in order.
-_AUTOMATIC: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+_AUTOMATIC: Mapping[str, tuple[str, ...]] = MappingProxyType({"gpu": ("triton",)})
 _AUTOMATIC_ELSEWHERE = ("tiled",)
 
 
@@ -81,7 +83,7 @@ def paged_attention(
             extras; the keys of this step's own tokens are already written.
         batch: rows, tables and work lists, the same for every layer.
         spec: scale, window and soft cap of this layer.
-        implementation: one of implementations(), or "auto": the best for the platform ("tiled" everywhere so far).
+        implementation: one of implementations(), or "auto": "triton" on GPUs, "tiled" elsewhere.
         extras: attention sinks, ALiBi slopes, the cache's scales.
         interpret: run GPU kernels in Pallas' interpreter, on any platform; for tests.
 

@@ -18,11 +18,11 @@ keys) (1, 300), (1, 40), (5, 5); decode tile M = 16 (4 queries), prefill tile M 
 128 keys:
 
     decode:  blocks A = row 0, B = row 1; chunk 128:
-      ROW QUERY_START QUERY_END KV_START KV_END PARTIAL DIRECT
-       0       0          1         0      128     0      0
-       0       0          1       128      256     1      0
-       0       0          1       256      300     2      0      longest first
-       1       1          2         0       40     0      1
+      ROW QUERY_START QUERY_END KV_START KV_END PARTIAL DIRECT POSITION
+       0       0          1         0      128     0      0      299
+       0       0          1       128      256     1      0      299
+       0       0          1       256      300     2      0      299     longest first
+       1       1          2         0       40     0      1       39
       merges: QUERY_START 0, QUERY_END 1, FIRST 0, COUNT 3
     prefill: one block, row 2, queries 2 … 7, keys 0 … 5, direct; a block of padding tokens 7 … T without keys
 """
@@ -51,6 +51,7 @@ class Item(IntEnum):
     KV_END = 4  # one past the last key's position that any of the queries sees
     PARTIAL = 5  # where the partial result goes; 0 if DIRECT
     DIRECT = 6  # 1: the item has all keys of its block and writes the output; 0: it writes a partial result
+    POSITION = 7  # of the first query in its sequence
 
 
 class Merge(IntEnum):
@@ -94,7 +95,7 @@ class WorkList:
     cover each of the T tokens, padding included: padding tokens form blocks without keys.
     """
 
-    items: Int[Array | np.ndarray, "W 7"]
+    items: Int[Array | np.ndarray, "W 8"]
     merges: Int[Array | np.ndarray, "X 4"]
     num_items: Int[Array | np.ndarray, ""]
     tile: GpuTile = field(metadata={"static": True})
@@ -233,6 +234,7 @@ def _work_list(blocks: _Blocks, tile: GpuTile, config: WorkConfig, width: int) -
     found[:, Item.KV_END] = np.minimum((index + 1) * even[owner], blocks.kv_ends[owner])
     found[:, Item.PARTIAL] = np.where(split[owner], first_partial[owner] + index, 0)
     found[:, Item.DIRECT] = ~split[owner]
+    found[:, Item.POSITION] = np.maximum(blocks.kv_ends - (blocks.ends - blocks.starts), 0)[owner]
     order = np.argsort(found[:, Item.KV_START] - found[:, Item.KV_END], kind="stable")  # longest first
     items[: len(found)] = found[order]
     merges = np.zeros((budget // 2, len(Merge)), np.int32)

@@ -1,0 +1,165 @@
+"""What an engine's programs are made from, without weights or devices: code, sizes, abstract parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from jaxpaged.batch import BatchShape
+from jaxpaged.cache import Device, count_blocks
+from jaxpaged.config import EngineConfig
+from jaxpaged.models.config import ModelConfig
+from jaxpaged.models.registry import family_of
+from jaxpaged.pallas_kernels import TileConfig, implementations
+from jaxpaged.programs import ModelCode
+from jaxpaged.recipes import Recipes, RunnerSpec
+from jaxpaged.sharding.rules import TENSOR_PARALLEL, sharding_of
+
+CPU_TILES = TileConfig(decode_lanes=32, decode_kv=64, prefill_queries=64, prefill_kv=128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """EngineConfig's open questions, answered: sizes in tokens or sequences."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int  # the trash block included
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One of the model's parameters before it is loaded."""
+
+    path: tuple[Any, ...]  # in the module's state
+    shape: tuple[int, ...]
+    sharding: NamedSharding
+
+    def bytes_per_device(self, dtype: Any) -> int:
+        """Of the part that one device holds."""
+        size = jnp.dtype(dtype).itemsize
+        for extent in self.sharding.shard_shape(self.shape):
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """All of an engine but its weights. The same one is drawn for devices that are there and for those that are not."""
+
+    model: ModelConfig
+    dtype: Any  # of weights and activations
+    limits: Limits
+    code: ModelCode
+    spec: RunnerSpec
+    parameters: tuple[Parameter, ...]  # in the order of the flattened state
+    mesh: Mesh | AbstractMesh
+
+    @property
+    def abstract_params(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The parameters as the programs take them."""
+        return tuple(jax.ShapeDtypeStruct(p.shape, self.dtype, sharding=p.sharding) for p in self.parameters)
+
+    def recipes(self) -> Recipes:
+        """The programs, by key."""
+        return Recipes(self.model, self.code, self.spec, self.mesh, self.abstract_params)
+
+
+def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mesh: Mesh | AbstractMesh) -> Blueprint:
+    """Settle every size. `device` is one of the mesh's: its platform, and on a GPU its memory_stats(), are read.
+
+    Raises: ValueError for an option that does not work with the model or the device.
+    """
+    if config.attention_backend not in ("auto", *implementations()):
+        raise ValueError(
+            f"attention_backend: wanted auto or one of {implementations()}, got {config.attention_backend!r}"
+        )
+    dtype = resolve_dtype(config.dtype, model.dtype, device.platform)
+    cache_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
+    family = family_of(model)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: family.module(model, dtype, rngs=nnx.Rngs(0))))
+    parameters = _parameters(state, mesh)
+    weights = sum(parameter.bytes_per_device(dtype) for parameter in parameters)
+    limits = resolve_limits(config, model, cache_dtype, device, weights)
+    spec = RunnerSpec(
+        on_cpu=device.platform == "cpu",
+        num_blocks=limits.num_blocks,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_logprobs=min(config.max_logprobs, model.vocab_size),
+        cache_dtype=cache_dtype,
+        batch=BatchShape(
+            block_size=config.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            table_width=_table_width(limits.max_model_len, config.block_size),
+            tiles=CPU_TILES,
+        ),
+    )
+    code = ModelCode(
+        graphdef=graphdef, params_tree=jax.tree.structure(state), attention_backend=config.attention_backend
+    )
+    return Blueprint(model=model, dtype=dtype, limits=limits, code=code, spec=spec, parameters=parameters, mesh=mesh)
+
+
+def resolve_dtype(wanted: str, checkpoint: str, platform: str) -> Any:
+    """ "auto": float32 on CPU, where nothing else is fast; elsewhere the checkpoint's, float32 as bfloat16."""
+    if wanted != "auto":
+        return jnp.dtype(wanted)
+    if platform == "cpu":
+        return jnp.dtype(jnp.float32)
+    return jnp.dtype(checkpoint if checkpoint in ("bfloat16", "float16") else "bfloat16")
+
+
+def resolve_limits(
+    config: EngineConfig, model: ModelConfig, cache_dtype: Any, device: Device, weight_bytes: int
+) -> Limits:
+    """Fill in what the config leaves to the model and the device.
+
+    Without max_model_len the model's own limit counts, cut to what the cache holds. A given one may be more than the
+    cache holds: the scheduler refuses prompts that do not fit. weight_bytes: of the weights on each device, which are
+    not there yet. Raises: ValueError when max_model_len is beyond the model's.
+    """
+    on_cpu = device.platform == "cpu"
+    longest = model.context_length
+    wanted = config.max_model_len
+    if wanted is not None and wanted > longest:
+        raise ValueError(f"max_model_len: wanted at most the model's {longest}, got {wanted}")
+    max_model_len = wanted or longest
+    max_num_seqs = config.max_num_seqs or (64 if on_cpu else 256)
+    num_blocks = count_blocks(
+        config,
+        model,
+        cache_dtype,
+        device,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        weight_bytes=weight_bytes,
+    )
+    room = (num_blocks - 1) * config.block_size
+    if wanted is None:
+        max_model_len = min(max_model_len, room)
+    budget = config.max_num_batched_tokens or (512 if on_cpu else 2048)
+    return Limits(
+        max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, num_blocks=num_blocks
+    )
+
+
+def _table_width(max_model_len: int, block_size: int) -> int:
+    """Blocks of the longest sequence, rounded up to whole inner iterations of attention."""
+    blocks = -(-max_model_len // block_size)
+    multiple = max(1, CPU_TILES.decode_kv // block_size, CPU_TILES.prefill_kv // block_size)
+    return -(-blocks // multiple) * multiple
+
+
+def _parameters(state: Any, mesh: Mesh | AbstractMesh) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(
+            path=tuple(path), shape=leaf.shape, sharding=sharding_of(leaf.axes, leaf.shape, TENSOR_PARALLEL, mesh)
+        )
+        for path, leaf in nnx.to_flat_state(state)
+    )
