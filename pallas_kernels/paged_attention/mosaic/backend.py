@@ -12,7 +12,8 @@ from jaxpaged.pallas_kernels.paged_attention.call import AttentionCall
 from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import ROWS, geometry
 from jaxpaged.pallas_kernels.paged_attention.mosaic.kernel import attention_kernel
 from jaxpaged.pallas_kernels.paged_attention.mosaic.softmax import LOG2E
-from jaxpaged.pallas_kernels.paged_attention.worklist import Merge, WorkList
+from jaxpaged.pallas_kernels.paged_attention.triton.glue import merge_splits
+from jaxpaged.pallas_kernels.paged_attention.worklist import WorkList
 
 
 def paged_attention_mosaic(
@@ -30,17 +31,18 @@ def paged_attention_mosaic(
     Whole blocks are copied and a masked weight is 0, so the values of every block that a table names must be finite,
     also beyond a row's length: the pool begins as zeros and write_kv keeps it so. Keys there may be anything.
     """
-    shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k_cache))
-    q_shape, cache_shape = shapes
+    assert batch.work is not None, "mosaic_obstacle refuses this"
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k_cache)]
     call = AttentionCall(
-        q=q_shape, cache=cache_shape, batch=batch, spec=spec, extras=extras, interpret=bool(interpret)
+        q=shapes[0], cache=shapes[1], batch=batch, spec=spec, extras=extras, interpret=bool(interpret)
     )
-    out = jax.new_ref(jax.lax.empty(q.shape, q.dtype))
-    shared = (batch.block_tables, batch.kv_lens, batch.query_starts, *_per_row(extras, q.shape[2]))
+    arrays = (q, k_cache, v_cache)
+    rows = (batch.block_tables, batch.kv_lens, batch.query_starts, *_per_row(extras, q.shape[2]))
+    out = jax.lax.empty(q.shape, q.dtype)
     for work in (batch.work.decode, batch.work.prefill):
         if work is not None:
-            _run(q, k_cache, v_cache, shared, out, work, call, interpret)
-    return jax.freeze(out)
+            out = _phase(out, arrays, rows, work, call, interpret)
+    return out
 
 
 def _per_row(extras: AttentionExtras, groups: int) -> tuple[Array | None, Array | None]:
@@ -53,44 +55,28 @@ def _per_row(extras: AttentionExtras, groups: int) -> tuple[Array | None, Array 
     return expand(extras.sinks), expand(extras.alibi_slopes)
 
 
-def _run(q, k_cache, v_cache, shared, out, work: WorkList, call: AttentionCall, interpret) -> None:
-    """One list's items, and the merge of its split blocks into out."""
-    if interpret and not isinstance(interpret, plgpu.InterpretGPUParams):
-        interpret = plgpu.InterpretGPUParams()
-    partials = _partial_buffers(work, q)
-    operands = (q, k_cache, v_cache, work.items, *shared, out, *partials)
+def _phase(out: Array, arrays: tuple, rows: tuple, work: WorkList, call: AttentionCall, interpret) -> Array:
+    """out with one list's queries: its items, then the merge of its split blocks."""
+    simulator = interpret if isinstance(interpret, plgpu.InterpretGPUParams) else None
+    if interpret and simulator is None:
+        simulator = plgpu.InterpretGPUParams()
+    target, partials = jax.new_ref(out), _partial_buffers(work, out)
     attention_kernel(
-        operands, sizes=geometry(call, work.tile), spec=call.spec, max_partials=work.max_partials, interpret=interpret
+        (*arrays, work.items, *rows, target, *partials),
+        sizes=geometry(call, work.tile),
+        spec=call.spec,
+        max_partials=work.max_partials,
+        interpret=simulator,
     )
-    if work.max_partials:
-        acc, top, total = (jax.freeze(x) for x in partials)
-        out[...] = _merge(out[...], acc, top, total, work, shared[3])
+    out = jax.freeze(target)
+    if not work.max_partials:
+        return out
+    return merge_splits(out, [jax.freeze(x) for x in partials], work, interpret=bool(interpret))
 
 
-def _partial_buffers(work: WorkList, q: Array) -> tuple:
+def _partial_buffers(work: WorkList, out: Array) -> tuple:
+    """Weighted sums, maxima and sums of weights of the split blocks' items; None each where nothing is ever split."""
     if not work.max_partials:
         return None, None, None
-    shape = (work.max_partials, q.shape[1], work.tile.query_rows)
-    return tuple(
-        jax.new_ref(jax.lax.empty(s, jnp.float32)) for s in ((*shape, q.shape[3]), shape, shape)
-    )
-
-
-def _merge(out: Array, acc: Array, top: Array, total: Array, work: WorkList, sinks: Array | None) -> Array:
-    """out with the split blocks' queries: provisional."""
-    num_tokens, num_kv_heads, groups, head_dim = out.shape
-    first, count = work.merges[:, Merge.FIRST, None], work.merges[:, Merge.COUNT, None]
-    index = jnp.arange(acc.shape[0])[None]
-    mine = (index >= first) & (index < first + count)  # [X, W']
-    tops = jnp.where(mine[:, :, None, None], top[None], -1e30)
-    most = tops.max(1)  # [X, K, M]
-    weights = jnp.where(mine[:, :, None, None], jnp.exp2(tops - most[:, None]), 0.0)
-    totals = jnp.where(mine[:, :, None, None], weights * total[None], 0.0).sum(1)
-    held = jnp.where(mine.any(0)[:, None, None, None], acc, 0.0)
-    sums = jnp.einsum("xwkm,wkmh->xkmh", weights, held)
-    result = sums / jnp.maximum(totals, 1e-30)[..., None]
-    queries = work.tile.query_rows // groups
-    tokens = work.merges[:, Merge.QUERY_START, None] + jnp.arange(queries)[None]
-    tokens = jnp.where(tokens < work.merges[:, Merge.QUERY_END, None], tokens, num_tokens)
-    rows = result[:, :, : queries * groups].reshape(len(work.merges), num_kv_heads, queries, groups, head_dim)
-    return out.at[tokens].set(rows.transpose(0, 2, 1, 3, 4).astype(out.dtype), mode="drop")
+    shape = (work.max_partials, out.shape[1], work.tile.query_rows)
+    return tuple(jax.new_ref(jax.lax.empty(s, jnp.float32)) for s in ((*shape, out.shape[3]), shape, shape))

@@ -22,9 +22,8 @@ from jaxpaged.pallas_kernels.paged_attention.mosaic.ring import Ring, Span
 from jaxpaged.pallas_kernels.paged_attention.mosaic.softmax import (
     Rows,
     Running,
-    add_sinks,
+    first_state,
     mean,
-    nothing_seen,
     row_queries,
     weigh,
 )
@@ -76,6 +75,7 @@ class Work:
     count: jax.Array  # its queries, 0 … queries
     position: jax.Array  # of its first query
     kv_end: jax.Array
+    holds_sinks: jax.Array  # whether the item has its queries' first keys, and so counts their sinks
     span: Span
 
 
@@ -165,9 +165,10 @@ def _work(refs: Operands, item, head, warpgroup, sizes: Geometry, spec: Attentio
     """The item's scalars. A window moves the first key to the first that the item's first query sees."""
     row, query_end = refs.items[item, Item.ROW], refs.items[item, Item.QUERY_END]
     first_query = refs.items[item, Item.QUERY_START]
-    low, kv_end = refs.items[item, Item.KV_START], refs.items[item, Item.KV_END]
+    kv_start, kv_end = refs.items[item, Item.KV_START], refs.items[item, Item.KV_END]
     start = first_query + warpgroup * sizes.queries
     shift = refs.kv_lens[row] - refs.query_starts[row + 1]  # from a query's index to its position
+    low = kv_start
     if spec.window is not None:
         low = jnp.maximum(low, first_query + shift - (spec.window - 1))
     first = lax.div(low, jnp.int32(sizes.kv))
@@ -179,6 +180,7 @@ def _work(refs: Operands, item, head, warpgroup, sizes: Geometry, spec: Attentio
         count=jnp.clip(query_end - start, 0, sizes.queries),
         position=start + shift,
         kv_end=kv_end,
+        holds_sinks=kv_start == 0,
         span=Span(row=row, first=first, steps=jnp.maximum(steps, 0)),
     )
 
@@ -192,7 +194,8 @@ def _attend(refs, scratch, ring: Ring, work: Work, warpgroup, spec: AttentionSpe
     slope = None if refs.slopes is None else _row_values(refs.slopes, work.head)
     rows = Rows(position=position, limit=jnp.minimum(position + 1, work.kv_end), slope=slope)
     step = partial(_step, scratch.queries.at[warpgroup], ring, span, rows, spec, interpret)
-    carry = (nothing_seen(sizes.head_dim), blocks)
+    sinks = None if refs.sinks is None else _row_values(refs.sinks, work.head)
+    carry = (first_state(sizes.head_dim, sinks, work.holds_sinks), blocks)
     unmasked = jnp.int32(0)
     if spec.window is None:  # tiles that the first query sees whole, and so all do
         whole = lax.div(jnp.minimum(work.position + 1, work.kv_end), jnp.int32(sizes.kv)) - span.first
@@ -277,9 +280,8 @@ def _finish(refs: Operands, scratch, state: Running, work: Work, warpgroup, size
     """Write the result: the mean of the queries that are there, or the whole state as a partial result."""
 
     def write_output():
-        whole = state if refs.sinks is None else add_sinks(state, _row_values(refs.sinks, work.head))
         staged = scratch.staged.at[warpgroup]
-        staged[...] = mean(whole).astype(sizes.dtype)
+        staged[...] = mean(state).astype(sizes.dtype)
         plgpu.commit_smem()
 
         @pl.loop(0, work.count)

@@ -41,14 +41,20 @@ def over_columns(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return lax.broadcast_in_dim(rows, shape, [0])
 
 
-def nothing_seen(head_dim: int) -> Running:
-    """The state before the first key."""
+def first_state(head_dim: int, sinks: jax.Array | None, holds: jax.Array) -> Running:
+    """The state before the first key.
+
+    sinks: [64] a further score per row, in units of log2, to a value of zeros; counted where `holds`, a scalar, is
+    true, so that of a split block's items one counts them.
+    """
     row = plgpu.Layout.WGMMA.reduce(1)
-    return Running(
-        acc=plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), plgpu.Layout.WGMMA),
-        top=plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), row),
-        total=plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), row),
-    )
+    acc = plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), plgpu.Layout.WGMMA)
+    if sinks is None:
+        nothing = plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), row)
+        return Running(acc=acc, top=nothing, total=plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), row))
+    weight = jnp.where(holds, 1.0, 0.0)
+    total = plgpu.layout_cast(jnp.full((ROWS,), weight, jnp.float32), row)
+    return Running(acc=acc, top=sinks * weight + MASKED * (1.0 - weight), total=total)
 
 
 def row_queries(groups: int) -> jax.Array:
@@ -83,9 +89,7 @@ def weigh(
     )
 
 
-def _scores(
-    products: jax.Array, rows: Rows, first_key: jax.Array, spec: AttentionSpec
-) -> tuple[jax.Array, float]:
+def _scores(products: jax.Array, rows: Rows, first_key: jax.Array, spec: AttentionSpec) -> tuple[jax.Array, float]:
     """Scores and what is still to be multiplied to have them in units of log2: left to one fused multiply-add."""
     scores, factor = products, spec.scale * LOG2E
     if spec.soft_cap is not None:
@@ -98,17 +102,6 @@ def _scores(
         scores = scores * factor + over_columns(rows.slope, products.shape) * distance
         factor = 1.0
     return scores, factor
-
-
-def add_sinks(state: Running, sinks: jax.Array) -> Running:
-    """The state after one more key per row with score sinks [64] (units of log2) and a value of zeros."""
-    top = jnp.maximum(state.top, sinks)
-    keep = jnp.exp2(state.top - top)
-    return Running(
-        acc=state.acc * over_columns(keep, state.acc.shape),
-        top=top,
-        total=state.total * keep + jnp.exp2(sinks - top),
-    )
 
 
 def mean(state: Running) -> jax.Array:
