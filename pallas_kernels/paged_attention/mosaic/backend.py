@@ -33,9 +33,7 @@ def paged_attention_mosaic(
     """
     assert batch.work is not None, "mosaic_obstacle refuses this"
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k_cache)]
-    call = AttentionCall(
-        q=shapes[0], cache=shapes[1], batch=batch, spec=spec, extras=extras, interpret=bool(interpret)
-    )
+    call = AttentionCall(q=shapes[0], cache=shapes[1], batch=batch, spec=spec, extras=extras, interpret=bool(interpret))
     arrays = (q, k_cache, v_cache)
     rows = (batch.block_tables, batch.kv_lens, batch.query_starts, *_per_row(extras, q.shape[2]))
     out = jax.lax.empty(q.shape, q.dtype)
