@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxpaged.pallas_kernels.paged_attention.api import choose_implementation
 from jaxpaged.pallas_kernels.paged_attention.call import AttentionCall
 from jaxpaged.pallas_kernels.paged_attention.mosaic.backend import paged_attention_mosaic
 from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import SHARED_MEMORY_OF_SM, geometry, mosaic_obstacle
@@ -172,6 +173,15 @@ def test_refusals_say_why(shape, words):
     assert words in (mosaic_obstacle(HOPPER, call_of(make_case(shape))) or "")
 
 
+def test_is_chosen_by_name_alone():
+    """It has not been timed: "auto" takes the portable kernel on Hopper too."""
+    call = call_of(make_case(PLAIN))
+    assert choose_implementation("mosaic", HOPPER, call) == "mosaic"
+    assert choose_implementation("auto", HOPPER, call) == "triton"
+    with pytest.raises(ValueError, match="mosaic: it needs a GPU of compute capability 9.0"):
+        choose_implementation("mosaic", replace(HOPPER, capability=(8, 0)), call)
+
+
 def test_needs_hopper():
     """Compiled for another GPU the kernel would crash the process."""
     call = call_of(make_case(PLAIN))
@@ -181,6 +191,7 @@ def test_needs_hopper():
     assert "work list" in (mosaic_obstacle(HOPPER, replace(call, batch=replace(call.batch, work=None))) or "")
 
 
+@pytest.mark.slow
 def test_physical_places_do_not_matter():
     """Blocks in another order, tables following: the same bits."""
     case = make_case(SPLIT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from jaxpaged.pallas_kernels.paged_attention.batch import AttentionSpec
 from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import ROWS, Geometry
-from jaxpaged.pallas_kernels.paged_attention.mosaic.ring import Ring, Span
+from jaxpaged.pallas_kernels.paged_attention.mosaic.ring import Ref, Ring, Span
 from jaxpaged.pallas_kernels.paged_attention.mosaic.softmax import (
     Rows,
     Running,
@@ -29,6 +29,7 @@ from jaxpaged.pallas_kernels.paged_attention.mosaic.softmax import (
 )
 from jaxpaged.pallas_kernels.paged_attention.worklist import Item
 
+untyped: Any = plgpu  # to pyright some of its classes are private or abstract
 LOADER_REGISTERS = 40  # per thread; what the loader gives back, the others take
 COMPUTE_REGISTERS = 232
 
@@ -36,33 +37,33 @@ COMPUTE_REGISTERS = 232
 class Operands(NamedTuple):
     """The kernel's references in global memory."""
 
-    q: jax.Ref  # [T, K, G, H]
-    k_cache: jax.Ref  # [N, K, B, H]
-    v_cache: jax.Ref
-    items: jax.Ref  # [W, 7], see worklist.Item
-    tables: jax.Ref  # [R, P]
-    kv_lens: jax.Ref  # [R]
-    query_starts: jax.Ref  # [R + 1]
-    sinks: jax.Ref | None  # [K, 64] float32, one per row of a tile, times log2(e); None: no sinks
-    slopes: jax.Ref | None  # the same for ALiBi
-    out: jax.Ref  # [T, K, G, H], written in place
-    acc: jax.Ref | None  # [W', K, M, H] float32, partial results in place; None: nothing is split
-    top: jax.Ref | None  # [W', K, M]
-    total: jax.Ref | None
+    q: Ref  # [T, K, G, H]
+    k_cache: Ref  # [N, K, B, H]
+    v_cache: Ref
+    items: Ref  # [W, 7], see worklist.Item
+    tables: Ref  # [R, P]
+    kv_lens: Ref  # [R]
+    query_starts: Ref  # [R + 1]
+    sinks: Ref  # [K, 64] float32, one per row of a tile, times log2(e); None: no sinks
+    slopes: Ref  # the same for ALiBi
+    out: Ref  # [T, K, G, H], written in place
+    acc: Ref  # [W', K, M, H] float32, partial results in place; None: nothing is split
+    top: Ref  # [W', K, M]
+    total: Ref
 
 
 class Scratch(NamedTuple):
     """A program's shared memory and barriers."""
 
-    staged: jax.Ref  # [warpgroups, 64, H], rows in order: queries as they come, results as they go
-    queries: jax.Ref  # the same, as wgmma reads it
-    keys: jax.Ref  # [stages, kv, H]
-    values: jax.Ref
-    queries_full: jax.Ref  # [warpgroups]
-    keys_full: jax.Ref  # [stages]
-    values_full: jax.Ref
-    keys_free: jax.Ref | None
-    values_free: jax.Ref | None
+    staged: Ref  # [warpgroups, 64, H], rows in order: queries as they come, results as they go
+    queries: Ref  # the same, as wgmma reads it
+    keys: Ref  # [stages, kv, H]
+    values: Ref
+    queries_full: Ref  # [warpgroups]
+    keys_full: Ref  # [stages]
+    values_full: Ref
+    keys_free: Ref  # [stages]; None: self-fed
+    values_free: Ref
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def _absent(scratch: dict) -> dict:
 
 
 def _scratch_types(sizes: Geometry) -> dict:
-    wgmma_tiles = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    wgmma_tiles = (untyped.TilingTransform((8, 64)), untyped.SwizzleTransform(128))
     tile, ring = (sizes.warpgroups, ROWS, sizes.head_dim), (sizes.stages, sizes.kv, sizes.head_dim)
     full = plgpu.Barrier(num_arrivals=sizes.pieces, num_barriers=sizes.stages)
     free = plgpu.Barrier(num_arrivals=sizes.warpgroups, num_barriers=sizes.stages)
@@ -205,7 +206,7 @@ def _attend(refs, scratch, ring: Ring, work: Work, warpgroup, spec: AttentionSpe
     return state
 
 
-def _row_values(values: jax.Ref, head: jax.Array) -> jax.Array:
+def _row_values(values: Ref, head: jax.Array) -> jax.Array:
     return plgpu.load(values.at[head], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
 
 
@@ -253,17 +254,17 @@ def _step(queries, ring: Ring, span: Span, rows: Rows, spec, interpret: bool, st
     return state, following
 
 
-def _multiply(a: jax.Ref, b: jax.Ref, columns: int) -> jax.Array:
+def _multiply(a: Ref, b: Ref, columns: int) -> jax.Array:
     """[64, columns] float32: the product of two references to shared memory."""
 
     def product(acc):
         plgpu.wgmma(acc, a, b)
         return acc[...]
 
-    return pl.run_scoped(product, plgpu.ACC((ROWS, columns), jnp.float32))
+    return pl.run_scoped(product, untyped.ACC((ROWS, columns), jnp.float32))
 
 
-def _add_product(acc: jax.Array, weights: jax.Array, values: jax.Ref, interpret: bool) -> jax.Array:
+def _add_product(acc: jax.Array, weights: jax.Array, values: Ref, interpret: bool) -> jax.Array:
     """acc + weights·values, weights from registers.
 
     Pallas' interpreter has no wgmma of that form: there it is a plain product, whose reads of shared memory, unlike
@@ -273,7 +274,7 @@ def _add_product(acc: jax.Array, weights: jax.Array, values: jax.Ref, interpret:
         product = jnp.dot(weights.astype(jnp.float32), values[...].astype(jnp.float32))
         plgpu.commit_smem()
         return acc + product
-    return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(plgpu.ACC.init(acc))
+    return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(untyped.ACC.init(acc))
 
 
 def _finish(refs: Operands, scratch, state: Running, work: Work, warpgroup, sizes: Geometry, max_partials: int) -> None:

@@ -12,7 +12,7 @@ values are under way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -21,6 +21,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import Geometry
+
+Ref = Any  # inside a kernel references are traced and of no public type
 
 
 class Span(NamedTuple):
@@ -37,15 +39,15 @@ class Ring:
 
     sizes: Geometry
     head: jax.Array  # KV head
-    tables: jax.Ref  # [R, P]
-    k_cache: jax.Ref  # [N, K, B, H], as all that follow in pairs: global memory, shared memory, barriers
-    v_cache: jax.Ref
-    keys: jax.Ref  # [stages, kv, H]
-    values: jax.Ref
-    keys_full: jax.Ref  # [stages]
-    values_full: jax.Ref
-    keys_free: jax.Ref | None  # None: self-fed
-    values_free: jax.Ref | None
+    tables: Ref  # [R, P]
+    k_cache: Ref  # [N, K, B, H], as all that follow in pairs: global memory, shared memory, barriers
+    v_cache: Ref
+    keys: Ref  # [stages, kv, H]
+    values: Ref
+    keys_full: Ref  # [stages]
+    values_full: Ref
+    keys_free: Ref  # None: self-fed
+    values_free: Ref
 
     def slot(self, step: jax.Array) -> jax.Array:
         """The slot of the span's tile number `step`."""
@@ -100,7 +102,6 @@ class Ring:
 
         A tile's block ids are read one tile ahead, so that their latency is not added to the copy's.
         """
-        assert self.keys_free is not None and self.values_free is not None
 
         def step_(step, blocks):
             following = self.blocks(span, step + 1)
