@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxpaged.models.forward import ForwardInput
-from jaxpaged.pallas_kernels import TileConfig, plan_attention
+from jaxpaged.pallas_kernels import TileConfig, WorkConfig, plan_attention
 from jaxpaged.plan import StepPlan
 
 
@@ -63,6 +63,7 @@ class BatchShape:
     max_num_seqs: int
     table_width: int  # P: blocks of the longest sequence, rounded up to what attention's tiles want
     tiles: TileConfig
+    work: WorkConfig | None  # what the GPU kernels' work lists are made for; None: no GPU kernel will run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,7 @@ def _pack(rows: _Rows, tokens: np.ndarray, block_tables: np.ndarray, size: int, 
         num_rows=len(ends),
         num_tokens=size,
         tiles=shape.tiles,
+        work=shape.work,
     )
     inputs = ForwardInput(
         tokens=_padded(tokens, size),

@@ -1,4 +1,4 @@
-"""The command line: jaxpaged demo, generate and chat.
+"""The command line: jaxpaged demo, generate, chat and graphs.
 
 Options of the engine are EngineConfig's fields, spelled with dashes. Errors are one line, exit code 2.
 """
@@ -18,6 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
+from jaxpaged import graphs_cli
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import DEMO_MODEL
 from jaxpaged.sampling_params import SamplingParams
@@ -179,6 +180,11 @@ def _first_interrupt() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, signal.default_int_handler if previous is None else previous)
 
 
+def _graphs(args: argparse.Namespace, load: Callable[[], LLM]) -> int:
+    del load  # no engine is made
+    return graphs_cli.run(args, {name: value for name, value in vars(args).items() if name in engine_fields()})
+
+
 # --- arguments
 
 
@@ -217,7 +223,14 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="system prompt")
     _add_sampling(chat, max_tokens=None)
 
-    for command in (demo, generate, chat):
+    graphs = commands.add_parser(
+        "graphs", usage="%(prog)s MODEL [options]", help="compile a model's programs for a GPU that need not be there"
+    )
+    graphs.set_defaults(run=_graphs)
+    _add_model(graphs)
+    graphs_cli.add_arguments(graphs)
+
+    for command in (demo, generate, chat, graphs):
         command.add_argument("--traceback", action="store_true", help="show where an error came from")
         _add_engine(command)
     return parser

@@ -2,6 +2,7 @@
 
 from jaxpaged.graphs.errors import CompileError, CompilerMissing
 from jaxpaged.graphs.report import CompileReport, Costs, Kernel, Launch, Memory
+from jaxpaged.graphs.serving import ServingPrograms, serving_programs
 from jaxpaged.graphs.specs import GPUS, GpuSpec
 from jaxpaged.graphs.target import Target, target
 
@@ -15,6 +16,8 @@ __all__ = [
     "Kernel",
     "Launch",
     "Memory",
+    "ServingPrograms",
     "Target",
+    "serving_programs",
     "target",
 ]

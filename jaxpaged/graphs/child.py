@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import topologies
 
 STACK_BYTES = 64 << 20  # XLA's passes recurse deeply on unrolled models
@@ -41,13 +42,19 @@ def _compile(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     mesh = topologies.make_mesh(topology, (devices,), (job["axis"],))
     program = jax.export.deserialize(bytearray(packed))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    shardings = [sharding or whole for sharding in program.in_shardings_jax(mesh)]
     arguments = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
-        for aval, sharding in zip(program.in_avals, shardings, strict=True)
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding or whole)
+        for aval, sharding in zip(program.in_avals, program.in_shardings_jax(mesh), strict=True)
     ]
+    kept = program.module_kept_var_idx  # the others are used by nothing, so they are not to be arguments
 
-    lowered = jax.jit(program.call, donate_argnums=tuple(job["donated"])).lower(*arguments)
+    def call(*used):
+        filled = {i: jnp.zeros(argument.shape, argument.dtype) for i, argument in enumerate(arguments) if i not in kept}
+        filled |= dict(zip(kept, used, strict=True))
+        return program.call(*(filled[i] for i in range(len(arguments))))
+
+    donated = tuple(position for position, i in enumerate(kept) if i in job["donated"])
+    lowered = jax.jit(call, donate_argnums=donated).lower(*(arguments[i] for i in kept))
     begun = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - begun

@@ -3,12 +3,13 @@
 FLOPs are those of matrix products: 2 · batch · M · N · K of each dot_general, times the iterations of the scans and
 kernel grids around it. A branch counts as its dearest alternative. A loop whose length is data (attention over the
 blocks a sequence holds) counts as one iteration, and is told of in `open_loops`.
-Bytes are those of the arguments and of the outputs, each once: what moves at least where everything is used.
+Bytes are those of the arguments that are used and of the outputs, each once: what moves where all of them are read.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -16,15 +17,18 @@ from jax.extend import core
 from jaxpaged.graphs.report import Costs
 
 
-def count_costs(closed: core.ClosedJaxpr) -> Costs:
-    """Of a whole program, all devices together."""
+def count_costs(closed: core.ClosedJaxpr, used: Sequence[int]) -> Costs:
+    """Of a whole program, all devices together; `used`: positions of the arguments that it reads."""
     flops, loops = _count(closed.jaxpr)
     return Costs(
-        dot_flops=flops, argument_bytes=_bytes(closed.in_avals), output_bytes=_bytes(closed.out_avals), open_loops=loops
+        dot_flops=flops,
+        argument_bytes=_bytes(closed.in_avals[position] for position in used),
+        output_bytes=_bytes(closed.out_avals),
+        open_loops=loops,
     )
 
 
-def _bytes(avals: Any) -> int:
+def _bytes(avals: Iterable[Any]) -> int:
     return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
 
 

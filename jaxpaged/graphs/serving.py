@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +11,11 @@ from typing import Any
 
 from jaxpaged.blueprint import Blueprint, draw_blueprint
 from jaxpaged.config import EngineConfig
+from jaxpaged.demo import resolve_model
 from jaxpaged.graphs.report import CompileReport
 from jaxpaged.graphs.target import Target
 from jaxpaged.models.config import ModelConfig
+from jaxpaged.models.weights import open_checkpoint
 from jaxpaged.programs import Recipe
 from jaxpaged.recipes import COPY, SamplerKey
 
@@ -21,6 +25,7 @@ class _AbsentDevice:
     """What sizing an engine asks of a device: all of its memory is free."""
 
     memory: int
+    core_count: int
     platform: str = "gpu"
 
     def memory_stats(self) -> dict[str, int]:
@@ -34,6 +39,13 @@ class ServingPrograms:
     target: Target
     blueprint: Blueprint
     recipes: Mapping[str, Recipe]  # by name, such as "forward 256", "sample 32 greedy", "copy"
+
+    def largest(self) -> list[str]:
+        """The widest decode step, the widest mixed step, the greedy sampler of all rows and the block copy."""
+        buckets = self.blueprint.spec.buckets
+        decode = buckets.for_tokens(min(self.blueprint.limits.max_num_seqs, buckets.tokens[-1]))
+        greedy = [name for name in self.recipes if name.startswith(f"sample {buckets.samples[-1]} greedy")]
+        return [*dict.fromkeys((f"forward {decode}", f"forward {buckets.tokens[-1]}")), *greedy, COPY]
 
     def compile(self, name: str, *, timeout: float = 3600.0, dump: Path | None = None) -> CompileReport:
         """This program for the target. Raises: ValueError for an unknown name, CompileError."""
@@ -50,10 +62,31 @@ class ServingPrograms:
         )
 
 
-def serving_programs(model: Mapping[str, Any], target: Target, **options: Any) -> ServingPrograms:
+def read_model(name: str, *, layers: int | None) -> ModelConfig:
+    """The config of a config.json, a directory, a .gguf file or a Hugging Face id; layers: its first ones alone.
+
+    Raises: ValueError for a model that is not supported, or one without that many layers.
+    """
+    path = Path(name)
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix == ".json" and file.is_file():
+        model = ModelConfig.from_hf(json.loads(file.read_text("utf-8")), None)
+    else:
+        checkpoint = open_checkpoint(resolve_model(name), revision=None, token=None, download_dir=None)
+        checkpoint.source.close()
+        model = checkpoint.config
+    if layers is None:
+        return model
+    if not 1 <= layers <= model.num_layers:
+        raise ValueError(f"layers: wanted 1 to the model's {model.num_layers}, got {layers}")
+    return dataclasses.replace(model, num_layers=layers, windows=model.windows[:layers])
+
+
+def serving_programs(model: ModelConfig | Mapping[str, Any], target: Target, **options: Any) -> ServingPrograms:
     """The programs of an engine of this model on this GPU, tensor-parallel over all of the target's devices.
 
-    model: the content of a Hugging Face config.json. options: EngineConfig's fields. No weight is read or made.
+    model: its config, or the content of its Hugging Face config.json. options: EngineConfig's fields. No weight is
+    read or made.
 
     Raises: ValueError for a model that is not supported or does not fit, TypeError for an unknown option.
     """
@@ -62,8 +95,9 @@ def serving_programs(model: Mapping[str, Any], target: Target, **options: Any) -
         raise ValueError(
             f"tensor_parallel_size: wanted the target's {target.devices} devices, got {config.tensor_parallel_size}"
         )
-    device = _AbsentDevice(memory=target.spec.memory_bytes)
-    blueprint = draw_blueprint(config, ModelConfig.from_hf(dict(model), None), device, target.mesh)
+    device = _AbsentDevice(memory=target.spec.memory_bytes, core_count=target.spec.num_cores)
+    known = model if isinstance(model, ModelConfig) else ModelConfig.from_hf(dict(model), None)
+    blueprint = draw_blueprint(config, known, device, target.mesh)
     recipes = {program_name(key): recipe for key, recipe in blueprint.recipes().all().items()}
     return ServingPrograms(target=target, blueprint=blueprint, recipes=recipes)
 

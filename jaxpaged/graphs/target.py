@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from jaxpaged.graphs.toolchain import Toolchain, find_toolchain
 from jaxpaged.sharding.mesh import MODEL_AXIS
 
 LAST_LINES = 20  # of a child that crashed
+STACK_TRACE = re.compile(r"\n[^\n]*\*\*\* (?:Begin|Check failure) stack trace")
 TRITON_WARNING = "The Pallas Triton backend is deprecated"
 # Custom calls that jax.export does not vouch for between versions; both sides are the same version here.
 KERNEL_CALLS = ("__gpu$xla.gpu.triton", "mosaic_gpu_v2", "mosaic_gpu")
@@ -89,8 +91,8 @@ class Target:
         jitted = jax.jit(function, donate_argnums=donate_argnums, static_argnums=static_argnums, **keywords)
         with jax.sharding.use_abstract_mesh(self.mesh), warnings.catch_warnings():
             warnings.filterwarnings("ignore", TRITON_WARNING, DeprecationWarning)  # it comes when a kernel is lowered
-            costs = count_costs(jitted.trace(*arguments).jaxpr)
             program = _flat(jax.export.export(jitted, platforms=["cuda"], disabled_checks=_unchecked())(*arguments))
+            costs = count_costs(jitted.trace(*arguments).jaxpr, program.module_kept_var_idx)
         donated = _donated(arguments, donate_argnums, static_argnums)
         if dump is not None:
             return self._compile(tools, program, donated, costs, xla_flags, timeout, dump)
@@ -148,15 +150,19 @@ class Target:
                 ) from error
         result_file = folder / "result.json"
         if done.returncode or not result_file.exists():
-            last = log.read_text("utf-8", errors="replace").splitlines()[-LAST_LINES:]
             raise CompileError(
                 f"the compiler for {self.name} crashed (exit code {done.returncode}); its last lines:\n"
-                + "\n".join(last)
+                + _last_words(log.read_text("utf-8", errors="replace"))
             )
         result = json.loads(result_file.read_text("utf-8"))
         if "error" in result:
             raise CompileError(f"does not compile for {self.name}: {result['error']}")
         return result
+
+
+def _last_words(log: str) -> str:
+    """The last lines before the list of the compiler's own functions."""
+    return "\n".join(list(filter(str.strip, STACK_TRACE.split(log)[0].splitlines()))[-LAST_LINES:])
 
 
 def _unchecked() -> list[jax.export.DisabledSafetyCheck]:
