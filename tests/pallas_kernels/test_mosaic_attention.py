@@ -17,13 +17,13 @@ from jaxpaged.pallas_kernels.paged_attention.api import choose_implementation
 from jaxpaged.pallas_kernels.paged_attention.call import AttentionCall
 from jaxpaged.pallas_kernels.paged_attention.mosaic.backend import paged_attention_mosaic
 from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import SHARED_MEMORY_OF_SM, geometry, mosaic_obstacle
-from jaxpaged.pallas_kernels.paged_attention.mosaic.tiles import hopper_tiles
+from jaxpaged.pallas_kernels.paged_attention.mosaic.tiles import hopper_work_config
 from jaxpaged.pallas_kernels.paged_attention.worklist import GpuTile
 from jaxpaged.pallas_kernels.platform import DeviceTarget
 from tests.support.attention import Case, Shape, error, make_case, run
 
 TOLERANCE = {"bfloat16": 2e-2, "float16": 4e-3}
-HOPPER = DeviceTarget(platform="gpu", kind="NVIDIA H200", capability=(9, 0))
+HOPPER = DeviceTarget(platform="gpu", kind="NVIDIA H200", capability=(9, 0), num_cores=132)
 SELF_FED = GpuTile(query_rows=64, kv=64, num_warps=4, num_stages=2, occupancy=1)
 ONE_LOADED = GpuTile(query_rows=64, kv=64, num_warps=8, num_stages=2, occupancy=1)
 TWO_LOADED = GpuTile(query_rows=128, kv=64, num_warps=12, num_stages=2, occupancy=1)
@@ -145,11 +145,22 @@ def test_tiles_fit_and_are_taken():
     """Every tile of the table is one that the kernel has, and as many programs as it says fit an SM's shared memory."""
     for groups in (1, 3, 4, 7, 8, 64):
         for head_dim in (64, 128, 256):
-            decode, prefill = hopper_tiles(groups=groups, head_dim=head_dim)
-            shape = replace(PLAIN, groups=groups, head_dim=head_dim, decode=decode, prefill=prefill)
+            config = hopper_work_config(
+                HOPPER,
+                groups=groups,
+                num_kv_heads=1,
+                head_dim=head_dim,
+                block_size=16,
+                cache_dtype=jnp.dtype("bfloat16"),
+                decode_only=False,
+            )
+            assert config.prefill is not None
+            shape = replace(
+                PLAIN, groups=groups, head_dim=head_dim, decode=config.decode, prefill=config.prefill, num_sms=132
+            )
             call = call_of(make_case(shape))
             assert mosaic_obstacle(HOPPER, call) is None
-            for tile in (decode, prefill):
+            for tile in (config.decode, config.prefill):
                 assert geometry(call, tile).sm_shared_memory() * tile.occupancy <= SHARED_MEMORY_OF_SM
 
 

@@ -6,9 +6,9 @@ import jax
 
 from jaxpaged.pallas_kernels.paged_attention.batch import AttentionBatch, AttentionExtras, AttentionSpec
 from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import mosaic_obstacle
-from jaxpaged.pallas_kernels.paged_attention.mosaic.tiles import hopper_tiles
+from jaxpaged.pallas_kernels.paged_attention.mosaic.tiles import hopper_work_config
 
-__all__ = ["hopper_tiles", "mosaic_obstacle", "paged_attention_mosaic"]
+__all__ = ["hopper_work_config", "mosaic_obstacle", "paged_attention_mosaic"]
 
 
 def paged_attention_mosaic(

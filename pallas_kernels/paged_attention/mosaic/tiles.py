@@ -1,31 +1,62 @@
-"""Tiles for the Hopper kernel. Chosen by what fits registers and shared memory; none of them has been timed."""
+"""Work configurations for the Hopper kernel, from a table of tiles like the portable kernel's.
+
+Decode tiles are one warpgroup that feeds itself, with several programs on an SM, so that one loads while another
+computes. Prefill tiles have a warpgroup that does nothing but load, and two that compute where queries fill 128 rows
+without a gap; elsewhere, one.
+"""
 
 from __future__ import annotations
 
-from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import HEAD_DIMS, ROWS
-from jaxpaged.pallas_kernels.paged_attention.worklist import GpuTile
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import ROWS, WARPS
+from jaxpaged.pallas_kernels.paged_attention.tiles import TileQuery, choose_tile, load_table
+from jaxpaged.pallas_kernels.paged_attention.worklist import GpuTile, WorkConfig
+from jaxpaged.pallas_kernels.platform import DeviceTarget
+
+TABLE = Path(__file__).with_name("tiles.json")
 
 
-def hopper_tiles(*, groups: int, head_dim: int) -> tuple[GpuTile, GpuTile]:
-    """(decode, prefill) for G query heads per KV head of width H.
+def hopper_work_config(
+    target: DeviceTarget,
+    *,
+    groups: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    cache_dtype: jnp.dtype,
+    decode_only: bool,
+) -> WorkConfig:
+    """What plan_attention needs for this kernel, as gpu_work_config says it for the portable one.
 
-    Decode: one warpgroup that feeds itself, several programs on an SM so that one loads while another computes.
-    Prefill: two warpgroups and a loader where queries fill 128 rows without a gap, else one and a loader.
-
-    Raises: ValueError for a width that the kernel does not have.
+    Raises: ValueError for widths beyond the table's, and for a GPU whose number of SMs is not known.
     """
-    if head_dim not in HEAD_DIMS:
-        raise ValueError(f"head_dim: wanted one of {HEAD_DIMS}, got {head_dim}")
-    return _decode(head_dim), _prefill(head_dim, whole=ROWS % groups == 0)
+    if target.num_cores is None:
+        raise ValueError(f"attention work lists: wanted a GPU whose number of SMs is known, got {target}")
+    decode, prefill = (
+        choose_tile(
+            load_table(TABLE),
+            target,
+            TileQuery(
+                phase=phase, groups=groups, head_dim=head_dim, block_size=block_size, cache_dtype=jnp.dtype(cache_dtype)
+            ),
+        )
+        for phase in ("decode", "prefill")
+    )
+    return WorkConfig(
+        groups=groups,
+        num_kv_heads=num_kv_heads,
+        num_sms=target.num_cores,
+        decode=decode,
+        prefill=None if decode_only else _without_gaps(prefill, groups),
+    )
 
 
-def _decode(head_dim: int) -> GpuTile:
-    stages, occupancy = {64: (3, 3), 128: (2, 2), 256: (2, 1)}[head_dim]
-    return GpuTile(query_rows=ROWS, kv=64, num_warps=4, num_stages=stages, occupancy=occupancy)
-
-
-def _prefill(head_dim: int, *, whole: bool) -> GpuTile:
-    if head_dim == 256 or not whole:
-        stages = 2 if head_dim == 256 else 3
-        return GpuTile(query_rows=ROWS, kv=64, num_warps=8, num_stages=stages, occupancy=1)
-    return GpuTile(query_rows=2 * ROWS, kv=128, num_warps=12, num_stages=2, occupancy=1)
+def _without_gaps(tile: GpuTile, groups: int) -> GpuTile:
+    """The tile, or half of it where a query's heads would straddle two warpgroups."""
+    if tile.query_rows == ROWS or ROWS % groups == 0:
+        return tile
+    return replace(tile, query_rows=ROWS, num_warps=tile.num_warps - WARPS)
