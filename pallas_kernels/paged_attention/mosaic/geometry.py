@@ -61,7 +61,8 @@ class Geometry:
         row = self.head_dim * jnp.dtype(self.dtype).itemsize
         queries = 2 * self.warpgroups * ROWS * row
         ring = 2 * self.stages * self.kv * row
-        return queries + ring + BARRIER * (self.warpgroups + 4 * self.stages) + REDUCTION
+        barriers = self.warpgroups + (4 if self.loader else 2) * self.stages
+        return queries + ring + BARRIER * barriers + REDUCTION
 
     def sm_shared_memory(self) -> int:
         """Bytes that a program takes of its SM's."""

@@ -113,3 +113,10 @@ class Ring:
             return following
 
         lax.fori_loop(jnp.int32(0), span.steps, step_, self.blocks(span, jnp.int32(0)))
+        for back in range(self.sizes.stages, 0, -1):  # no barrier is left with an arrival that nobody has seen
+
+            @pl.when(span.steps >= back)
+            def _drain(back=back):
+                slot = self.slot(span.steps - back)
+                plgpu.barrier_wait(self.keys_free.at[slot])
+                plgpu.barrier_wait(self.values_free.at[slot])
