@@ -10,6 +10,7 @@ from jaxpaged.pallas_kernels.paged_attention.batch import (
     TileConfig,
     plan_attention,
 )
+from jaxpaged.pallas_kernels.paged_attention.mosaic import hopper_work_config
 from jaxpaged.pallas_kernels.paged_attention.tiles import gpu_work_config
 from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, GpuTile, WorkConfig, plan_work
 from jaxpaged.pallas_kernels.platform import DeviceTarget, current_target, target_of
@@ -37,6 +38,7 @@ __all__ = [
     "current_target",
     "dequantize",
     "gpu_work_config",
+    "hopper_work_config",
     "implementations",
     "matmul_implementations",
     "paged_attention",

@@ -21,10 +21,12 @@ from jaxpaged.pallas_kernels import (
     paged_attention,
     plan_attention,
 )
+from jaxpaged.pallas_kernels.paged_attention.mosaic import hopper_work_config
 
 # Matrix instructions and copies that skip registers, by generation; decode tiles are too small for wgmma and tcgen05.
 EXPECTED = MappingProxyType({"sm_90a": "wgmma.mma_async", "sm_100a": "tcgen05.mma"})
-INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "ldmatrix")
+INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "cp.async.bulk.tensor", "ldmatrix")
+WORK_CONFIGS = MappingProxyType({"triton": gpu_work_config, "mosaic": hopper_work_config})
 UNUSED = TileConfig(decode_lanes=1, decode_kv=16, prefill_queries=16, prefill_kv=16)
 
 
@@ -74,10 +76,10 @@ VARIANTS = _variants()
 
 
 def compile_variant(target: Target, variant: Variant, implementation: str = "triton") -> CompileReport:
-    """The op alone, with the table's tile of the phase."""
+    """The op alone, with the tile of the implementation's table."""
     rows, queries = 64, 1 if variant.phase == "decode" else 32
     with jax.sharding.use_abstract_mesh(target.mesh):
-        work = gpu_work_config(
+        work = WORK_CONFIGS[implementation](
             current_target(),
             groups=variant.groups,
             num_kv_heads=variant.kv_heads,

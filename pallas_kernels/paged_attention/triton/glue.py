@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -70,19 +71,29 @@ def _phase(
         num_stages=tile.num_stages,
         interpret=interpret,
     )
-    if not width:
-        return out
-    (out,) = launch(
+    return merge_splits(out, partials, work, interpret=interpret) if width else out
+
+
+def merge_splits(
+    out: Float[Array, "T K G H"], partials: Sequence[Array], work: WorkList, *, interpret: bool
+) -> Float[Array, "T K G H"]:
+    """out with the queries of the list's split blocks, from what their items left.
+
+    partials: weighted sums [max_partials, K, M, H], maxima in powers of two and sums of weights [max_partials, K, M],
+    all float32; row t·G + g of a block is head g of its query t.
+    """
+    num_heads, groups, head_dim = out.shape[1:]
+    (merged,) = launch(
         partial(merge, groups=groups, head_dim=head_dim),
         work.merges,
         *partials,
         out,
         name="paged_attention_merge",
-        grid=(tile.query_rows, num_heads, work.merges.shape[0]),
-        outputs=outputs[:1],
+        grid=(work.tile.query_rows, num_heads, work.merges.shape[0]),
+        outputs=[jax.ShapeDtypeStruct(out.shape, out.dtype)],
         aliases={4: 0},
         num_warps=MERGE_WARPS,
         num_stages=2,
         interpret=interpret,
     )
-    return out
+    return merged
