@@ -3,15 +3,17 @@
 from jaxpaged.pallas_kernels.kv_write import copy_blocks, write_kv
 from jaxpaged.pallas_kernels.paged_attention.api import implementations, paged_attention
 from jaxpaged.pallas_kernels.paged_attention.batch import (
+    NO_EXTRAS,
     AttentionBatch,
     AttentionExtras,
     AttentionSpec,
     TileConfig,
     plan_attention,
 )
-from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, GpuTile, WorkConfig
+from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, GpuTile, WorkConfig, plan_work
 
 __all__ = [
+    "NO_EXTRAS",
     "AttentionBatch",
     "AttentionExtras",
     "AttentionSpec",
@@ -23,5 +25,6 @@ __all__ = [
     "implementations",
     "paged_attention",
     "plan_attention",
+    "plan_work",
     "write_kv",
 ]

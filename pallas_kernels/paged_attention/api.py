@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxpaged.pallas_kernels.paged_attention.batch import NO_EXTRAS, AttentionBatch, AttentionExtras, AttentionSpec
@@ -91,6 +92,16 @@ def paged_attention(
     Raises: ValueError for an unknown implementation, or one that cannot serve this call on this device.
     """
     shapes = (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(k_cache.shape, k_cache.dtype))
+    _check_scales(k_cache.dtype, extras)
     call = AttentionCall(q=shapes[0], cache=shapes[1], batch=batch, spec=spec, extras=extras, interpret=interpret)
     name = choose_implementation(implementation, current_target(), call)
     return _IMPLEMENTATIONS[name].run(q, k_cache, v_cache, batch, spec, extras, interpret=interpret)
+
+
+def _check_scales(dtype: jnp.dtype, extras: AttentionExtras) -> None:
+    """Raises: ValueError unless a cache of one-byte numbers comes with both scales and any other with none."""
+    scales = [extras.k_scale is not None, extras.v_scale is not None]
+    wanted = [dtype in (jnp.int8, jnp.float8_e4m3fn)] * 2
+    if scales != wanted:
+        names = "k_scale and v_scale" if wanted[0] else "no scales"
+        raise ValueError(f"paged_attention extras: a cache of {dtype} wants {names}, got k_scale, v_scale: {scales}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxpaged.pallas_kernels import (
     plan_attention,
 )
 
+POISON = 100.0  # far above the values, small enough for scaled float16
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
@@ -43,7 +44,7 @@ class Shape:
     soft_cap: float | None = None
     sinks: bool = False
     alibi: bool = False
-    poison_values: bool = True  # NaN, where nothing was written, in values too; else huge, as write_kv leaves no NaN
+    poison_values: bool = True  # where nothing was written values are NaN; else POISON, as write_kv leaves no NaN
     seed: int = 0
     decode: GpuTile = field(default_factory=lambda: gpu_tile())
     prefill: GpuTile | None = field(default_factory=lambda: gpu_tile(query_rows=32))
@@ -70,6 +71,15 @@ def gpu_tile(*, query_rows: int = 16, kv: int = 32, occupancy: int = 1) -> GpuTi
     return GpuTile(query_rows=query_rows, kv=kv, num_warps=4, num_stages=2, occupancy=occupancy)
 
 
+def suited(shape: Shape, implementation: str) -> Shape:
+    """The shape as the implementation wants it: "tiled" takes rows of one query first, and finite values."""
+    if implementation != "tiled":
+        return shape
+    rows = sorted(zip(shape.counts, shape.lens, strict=True), key=lambda row: row[0] != 1)
+    counts, lens = zip(*rows, strict=True)
+    return replace(shape, counts=counts, lens=lens, poison_values=False)
+
+
 def make_case(shape: Shape) -> Case:
     """Physical blocks in random order; the trash block, unused blocks and slots, padding queries are NaN."""
     rng = np.random.default_rng(shape.seed)
@@ -86,7 +96,7 @@ def make_case(shape: Shape) -> Case:
         position = np.arange(length)
         written[tables[row, position // shape.block_size], position % shape.block_size] = True
     k, k_scale = _cache(rng, shape, written, np.nan)
-    v, v_scale = _cache(rng, shape, written, np.nan if shape.poison_values else 1e30)
+    v, v_scale = _cache(rng, shape, written, np.nan if shape.poison_values else POISON)
     live = int(starts[-1])
     q = rng.standard_normal((live + shape.padding, shape.kv_heads, shape.groups, shape.head_dim), np.float32)
     q[live:] = np.nan
@@ -151,3 +161,9 @@ def run(case: Case, implementation: str) -> np.ndarray:
     call = partial(paged_attention, spec=case.spec, implementation=implementation, interpret=implementation == "triton")
     out: Any = jax.jit(call)(case.q, case.k, case.v, case.batch, extras=case.extras)
     return np.asarray(out, np.float32)[: case.num_live]
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    """Largest difference in shares of the largest wanted value. NaN counts as infinite."""
+    difference = float(np.abs(got - want).max() / np.abs(want).max())
+    return difference if np.isfinite(difference) else float("inf")

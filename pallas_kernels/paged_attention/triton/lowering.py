@@ -41,4 +41,4 @@ def launch(
         interpret=interpret,
         name=name,
     )
-    return call(*args)
+    return list(call(*args))
