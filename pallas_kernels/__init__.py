@@ -10,7 +10,9 @@ from jaxpaged.pallas_kernels.paged_attention.batch import (
     TileConfig,
     plan_attention,
 )
+from jaxpaged.pallas_kernels.paged_attention.tiles import gpu_work_config
 from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, GpuTile, WorkConfig, plan_work
+from jaxpaged.pallas_kernels.platform import DeviceTarget, current_target, target_of
 
 __all__ = [
     "NO_EXTRAS",
@@ -18,13 +20,17 @@ __all__ = [
     "AttentionExtras",
     "AttentionSpec",
     "AttentionWork",
+    "DeviceTarget",
     "GpuTile",
     "TileConfig",
     "WorkConfig",
     "copy_blocks",
+    "current_target",
+    "gpu_work_config",
     "implementations",
     "paged_attention",
     "plan_attention",
     "plan_work",
+    "target_of",
     "write_kv",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -27,6 +28,7 @@ class DeviceTarget:
     platform: str  # "cpu", "gpu", "tpu"
     kind: str  # the device's name, such as "NVIDIA H200"
     capability: tuple[int, int] | None  # CUDA compute capability; None off NVIDIA GPUs and for unknown ones
+    num_cores: int | None  # a GPU's multiprocessors
 
     def __str__(self) -> str:
         capability = (
@@ -47,12 +49,25 @@ def current_target() -> DeviceTarget:
     """The abstract mesh's device where one is set (compiling for a device that is absent), else JAX's default."""
     described = jax.sharding.get_abstract_mesh().abstract_device
     if described is not None:
-        platform = "gpu" if described.platform in ("cuda", "gpu") else described.platform
-        return DeviceTarget(platform=platform, kind=described.device_kind, capability=_described(described.device_kind))
-    device = jax.devices()[0]
+        return DeviceTarget(
+            platform="gpu" if described.platform == "cuda" else described.platform,
+            kind=described.device_kind,
+            capability=_described(described.device_kind),
+            num_cores=described.num_cores,
+        )
+    return target_of(jax.devices()[0])
+
+
+def target_of(device: Any) -> DeviceTarget:
+    """A jax.Device, as what kernels are chosen by."""
     if device.platform != "gpu":
-        return DeviceTarget(platform=device.platform, kind=device.device_kind, capability=None)
-    return DeviceTarget(platform="gpu", kind=device.device_kind, capability=_parsed(device.compute_capability))
+        return DeviceTarget(platform=device.platform, kind=device.device_kind, capability=None, num_cores=None)
+    return DeviceTarget(
+        platform="gpu",
+        kind=device.device_kind,
+        capability=_parsed(device.compute_capability),
+        num_cores=device.core_count,
+    )
 
 
 def _described(kind: str) -> tuple[int, int] | None:

@@ -15,10 +15,10 @@ from jaxpaged.pallas_kernels.paged_attention.call import AttentionCall
 from jaxpaged.pallas_kernels.platform import DeviceTarget, current_target
 from tests.support.attention import Shape, make_case
 
-CPU = DeviceTarget(platform="cpu", kind="cpu", capability=None)
-A100 = DeviceTarget(platform="gpu", kind="NVIDIA A100-SXM4-80GB", capability=(8, 0))
-H200 = DeviceTarget(platform="gpu", kind="NVIDIA H200", capability=(9, 0))
-T4 = DeviceTarget(platform="gpu", kind="Tesla T4", capability=(7, 5))
+CPU = DeviceTarget(platform="cpu", kind="cpu", capability=None, num_cores=None)
+A100 = DeviceTarget(platform="gpu", kind="NVIDIA A100-SXM4-80GB", capability=(8, 0), num_cores=108)
+H200 = DeviceTarget(platform="gpu", kind="NVIDIA H200", capability=(9, 0), num_cores=132)
+T4 = DeviceTarget(platform="gpu", kind="Tesla T4", capability=(7, 5), num_cores=40)
 SHAPE = Shape(counts=[1, 3], lens=[5, 9], head_dim=16)
 
 
@@ -97,4 +97,4 @@ def test_a_described_device_is_known(name, capability):
 
 
 def test_the_device_at_hand_is_known():
-    assert current_target() == DeviceTarget(platform="cpu", kind="cpu", capability=None)
+    assert current_target() == DeviceTarget(platform="cpu", kind="cpu", capability=None, num_cores=None)
