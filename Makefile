@@ -4,6 +4,10 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed
 CHECK := $(VENV)/.installed-test
 WORKERS ?= auto
+# Compilers for GPUs that are absent (Linux only). Not in .venv itself: there JAX would look for a GPU at every start.
+AOT := $(VENV)/gpu-aot
+AOT_TOOLS := 'nvidia-cuda-nvcc>=13,<14' 'nvidia-nvvm>=13,<14'
+VERSION_OF_JAX := import importlib.metadata; print(importlib.metadata.version('jax'))
 PYTHONS := $(PYTHON) python3.14 python3.13 python3.12 python3
 RECENT := import sys; sys.exit(sys.version_info < (3, 12))
 
@@ -34,6 +38,9 @@ $(RUN): pyproject.toml
 $(CHECK): $(RUN)
 	@echo "Installing the tools for tests into $(VENV)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[test]'
+	@test "$$(uname -s)" != Linux || { echo "Installing the compilers for absent GPUs into $(AOT)"; rm -rf $(AOT); \
+	    $(BIN)/python -m pip install -qq --disable-pip-version-check --target $(AOT) $(AOT_TOOLS) \
+	        "jax-cuda13-plugin==$$($(BIN)/python -c "$(VERSION_OF_JAX)")"; }
 	@touch $@
 
 demo: $(RUN)  ## fetch the demo model and generate for several prompts at once

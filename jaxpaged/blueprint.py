@@ -15,15 +15,13 @@ from jaxpaged.cache import Device, count_blocks
 from jaxpaged.config import EngineConfig
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.registry import family_of
-from jaxpaged.pallas_kernels import GpuTile, TileConfig, WorkConfig, implementations
+from jaxpaged.pallas_kernels import TileConfig, WorkConfig, gpu_work_config, implementations, target_of
 from jaxpaged.programs import ModelCode
 from jaxpaged.recipes import Recipes, RunnerSpec
 from jaxpaged.sharding.mesh import MODEL_AXIS
 from jaxpaged.sharding.rules import TENSOR_PARALLEL, sharding_of
 
 CPU_TILES = TileConfig(decode_lanes=32, decode_kv=64, prefill_queries=64, prefill_kv=128)
-GPU_DECODE_TILE = GpuTile(query_rows=16, kv=64, num_warps=4, num_stages=3, occupancy=2)
-GPU_PREFILL_TILE = GpuTile(query_rows=64, kv=64, num_warps=4, num_stages=3, occupancy=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +73,8 @@ class Blueprint:
 
 
 def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mesh: Mesh | AbstractMesh) -> Blueprint:
-    """Settle every size. `device` is one of the mesh's: its platform, and on a GPU its core_count and
-    memory_stats(), are read.
+    """Settle every size. `device` is one of the mesh's: its platform, and on a GPU its kind, its SMs and
+    its memory_stats(), are read.
 
     Raises: ValueError for an option that does not work with the model or the device.
     """
@@ -102,7 +100,7 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
             max_num_seqs=limits.max_num_seqs,
             table_width=_table_width(limits.max_model_len, config.block_size),
             tiles=CPU_TILES,
-            work=_work_config(model, device, mesh),
+            work=_work_config(model, config.block_size, cache_dtype, device, mesh),
         ),
     )
     code = ModelCode(
@@ -161,16 +159,20 @@ def _table_width(max_model_len: int, block_size: int) -> int:
     return -(-blocks // multiple) * multiple
 
 
-def _work_config(model: ModelConfig, device: Device, mesh: Mesh | AbstractMesh) -> WorkConfig | None:
+def _work_config(
+    model: ModelConfig, block_size: int, cache_dtype: Any, device: Device, mesh: Mesh | AbstractMesh
+) -> WorkConfig | None:
     """What the GPU kernels' work lists are made for: the heads and the SMs of one device. None on CPU."""
     if device.platform != "gpu":
         return None
-    return WorkConfig(
+    return gpu_work_config(
+        target_of(device),
         groups=model.num_heads // model.num_kv_heads,
-        num_kv_heads=max(1, model.num_kv_heads // mesh.shape[MODEL_AXIS]),
-        num_sms=device.core_count,
-        decode=GPU_DECODE_TILE,
-        prefill=GPU_PREFILL_TILE,
+        num_kv_heads=model.num_kv_heads // mesh.shape[MODEL_AXIS],
+        head_dim=model.head_dim,
+        block_size=block_size,
+        cache_dtype=cache_dtype,
+        decode_only=False,
     )
 
 

@@ -34,9 +34,7 @@ def run(args: argparse.Namespace, options: Mapping[str, Any]) -> int:
     programs = serving.serving_programs(model, target, **options)
     limits = programs.blueprint.limits
     title = f"{args.model} on {target.devices} × {args.target}"
-    print(
-        f"{title}: {limits.num_blocks} blocks, {limits.max_num_seqs} sequences, {limits.max_model_len} tokens at most"
-    )
+    print(f"{title}: {limits.num_blocks} KV blocks, up to {limits.max_num_seqs} sequences of {limits.max_model_len}")
     if args.list:
         print("\n".join(programs.recipes))
         return 0

@@ -17,6 +17,7 @@ from jaxpaged import EngineConfig, SamplingParams, build, cli
 from jaxpaged.models.registry import FAMILIES
 from jaxpaged.models.weights.dequantise import KINDS
 from jaxpaged.programs import Programs
+from tests.support.absent_gpu import require_compiler
 from tests.support.documents import (
     DOCUMENTS,
     ROOT,
@@ -36,6 +37,7 @@ LANGUAGES = {"python", "bash", "text"}
 WITH_PROGRAMS = [path for path in DOCUMENTS if any(block.language == "python" for block in blocks_of(path))]
 WITH_COMMANDS = [path for path in DOCUMENTS if any(block.language == "bash" for block in blocks_of(path))]
 CONFIGURATION = ROOT / "docs" / "configuration.md"
+GRAPHS = ROOT / "docs" / "graphs.md"
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -76,6 +78,8 @@ def run_programs(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", WITH_PROGRAMS, ids=name_of)
 def test_programs_run(path: Path, small_demo: None) -> None:
+    if path == GRAPHS:
+        require_compiler()
     namespace = run_programs(path)
     if path == CONFIGURATION:
         documented = [row[0] for row in table_rows(section_of(path, "Statistics"))]

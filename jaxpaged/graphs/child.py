@@ -58,8 +58,9 @@ def _compile(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - begun
-    memory = compiled.memory_analysis()
-    (folder / "optimized_hlo.txt").write_text(compiled.as_text(), "utf-8")
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None and text is not None, "a compiled program has both"
+    (folder / "optimized_hlo.txt").write_text(text, "utf-8")
     return {
         "seconds": seconds,
         "memory": {

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jax.extend import core
+from jax.extend.core import ClosedJaxpr, Jaxpr  # pyright: ignore[reportPrivateImportUsage]  it is public
 
 from jaxpaged.graphs.report import Costs
 
 
-def count_costs(closed: core.ClosedJaxpr, used: Sequence[int]) -> Costs:
+def count_costs(closed: ClosedJaxpr, used: Sequence[int]) -> Costs:
     """Of a whole program, all devices together; `used`: positions of the arguments that it reads."""
     flops, loops = _count(closed.jaxpr)
     return Costs(
@@ -70,8 +70,8 @@ def _jaxprs(params: Any) -> list[Any]:
     found = []
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, core.ClosedJaxpr):
+            if isinstance(item, ClosedJaxpr):
                 found.append(item.jaxpr)
-            elif isinstance(item, core.Jaxpr):
+            elif isinstance(item, Jaxpr):
                 found.append(item)
     return found

@@ -13,6 +13,7 @@ from jaxpaged.blueprint import Blueprint, draw_blueprint
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.graphs.report import CompileReport
+from jaxpaged.graphs.specs import GpuSpec
 from jaxpaged.graphs.target import Target
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.weights import open_checkpoint
@@ -20,16 +21,30 @@ from jaxpaged.programs import Recipe
 from jaxpaged.recipes import COPY, SamplerKey
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _AbsentDevice:
-    """What sizing an engine asks of a device: all of its memory is free."""
+    """What sizing an engine asks of a device, under jax.Device's names; all of its memory is free."""
 
-    memory: int
-    core_count: int
-    platform: str = "gpu"
+    spec: GpuSpec
+
+    @property
+    def platform(self) -> str:
+        return "gpu"
+
+    @property
+    def device_kind(self) -> str:
+        return self.spec.device_kind
+
+    @property
+    def compute_capability(self) -> str:
+        return "{}.{}".format(*self.spec.capability)
+
+    @property
+    def core_count(self) -> int:
+        return self.spec.num_cores
 
     def memory_stats(self) -> dict[str, int]:
-        return {"bytes_limit": self.memory, "bytes_in_use": 0}
+        return {"bytes_limit": self.spec.memory_bytes, "bytes_in_use": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +110,7 @@ def serving_programs(model: ModelConfig | Mapping[str, Any], target: Target, **o
         raise ValueError(
             f"tensor_parallel_size: wanted the target's {target.devices} devices, got {config.tensor_parallel_size}"
         )
-    device = _AbsentDevice(memory=target.spec.memory_bytes, core_count=target.spec.num_cores)
+    device = _AbsentDevice(target.spec)
     known = model if isinstance(model, ModelConfig) else ModelConfig.from_hf(dict(model), None)
     blueprint = draw_blueprint(config, known, device, target.mesh)
     recipes = {program_name(key): recipe for key, recipe in blueprint.recipes().all().items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 _TEXT = """gpu_device_info {{
@@ -58,7 +58,8 @@ class GpuSpec:
         return _TEXT.format(s=self, extension="ACCELERATED_FEATURES" if self.accelerated else "NONE")
 
 
-_HOPPER = dict(
+_H100 = GpuSpec(
+    device_kind="NVIDIA H100 80GB HBM3",
     capability=(9, 0),
     accelerated=True,
     num_cores=132,
@@ -68,6 +69,8 @@ _HOPPER = dict(
     fpus_per_core=128,
     clock_ghz=1.98,
     l2_bytes=52428800,
+    memory_bytes=84942979072,
+    bandwidth=3352320000000,
     bf16_flops=989e12,
     links=18,
 )
@@ -106,10 +109,8 @@ GPUS = MappingProxyType(
             bf16_flops=121e12,
             links=0,
         ),
-        "h100": GpuSpec(
-            **_HOPPER, device_kind="NVIDIA H100 80GB HBM3", memory_bytes=84942979072, bandwidth=3352320000000
-        ),
-        "h200": GpuSpec(**_HOPPER, device_kind="NVIDIA H200", memory_bytes=151397597184, bandwidth=4800000000000),
+        "h100": _H100,
+        "h200": replace(_H100, device_kind="NVIDIA H200", memory_bytes=151397597184, bandwidth=4800000000000),
         "b200": GpuSpec(
             device_kind="NVIDIA B200",
             capability=(10, 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,9 @@ from jaxpaged.pallas_kernels import (
     GpuTile,
     TileConfig,
     WorkConfig,
+    current_target,
+    gpu_work_config,
+    hopper_work_config,
     implementations,
     paged_attention,
     plan_attention,
@@ -26,8 +29,8 @@ from scripts.gpu_check.sizes import Sizes
 
 # Only the XLA implementation reads these.
 XLA_TILES = TileConfig(decode_lanes=32, decode_kv=64, prefill_queries=64, prefill_kv=128)
-DECODE_TILE = GpuTile(query_rows=16, kv=64, num_warps=4, num_stages=5, occupancy=2)
-PREFILL_TILE = GpuTile(query_rows=128, kv=64, num_warps=8, num_stages=3, occupancy=1)
+DRY_TILE = GpuTile(query_rows=16, kv=16, num_warps=4, num_stages=2, occupancy=1)
+DRY_MULTIPROCESSORS = 4
 KERNELS = tuple(name for name in implementations() if name not in ("reference", "tiled"))
 
 
@@ -43,8 +46,7 @@ class Timed:
 
     def step(self, implementation: str, *, interpret: bool) -> Callable[..., jax.Array]:
         """(q, k, v, batch) → the op's output, which can be the next step's q."""
-        name = "triton" if interpret and implementation == "auto" else implementation
-        return partial(_call, spec=self.spec, implementation=name, interpret=interpret)
+        return partial(_call, spec=self.spec, implementation=implementation, interpret=interpret)
 
     @property
     def constants(self) -> tuple[Any, ...]:
@@ -61,29 +63,52 @@ def _call(q, k, v, batch, *, spec: AttentionSpec, implementation: str, interpret
     return paged_attention(q, k, v, batch, spec, implementation=implementation, interpret=interpret)
 
 
-def make(
-    sizes: Sizes,
+def work_config(
+    kernel: str,
     *,
-    rows: int,
-    new: int,
-    context: int,
+    heads: tuple[int, int, int],
     block_size: int,
-    decode: GpuTile = DECODE_TILE,
-    prefill: GpuTile = PREFILL_TILE,
+    cache_dtype: str,
+    decode_only: bool,
+) -> WorkConfig:
+    """The kernel's own tiles for this GPU; on CPU small ones. heads: K, G, H."""
+    num_heads, groups, head_dim = heads
+    target = current_target()
+    if target.num_cores is None:
+        return WorkConfig(
+            groups=groups,
+            num_kv_heads=num_heads,
+            num_sms=DRY_MULTIPROCESSORS,
+            decode=DRY_TILE,
+            prefill=None if decode_only else DRY_TILE,
+        )
+    choose = hopper_work_config if kernel == "mosaic" else gpu_work_config
+    return choose(
+        target,
+        groups=groups,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        cache_dtype=jnp.dtype(cache_dtype),
+        decode_only=decode_only,
+    )
+
+
+def make(
+    sizes: Sizes, kernel: str, *, rows: int, new: int, context: int, block_size: int, decode: GpuTile | None = None
 ) -> Timed:
-    """The batch, its pool filled with waves. Raises: ValueError when the pool does not fit into free memory."""
+    """The batch, its pool filled with waves; decode: instead of the table's tile.
+
+    Raises: ValueError when the pool does not fit into free memory.
+    """
     num_heads, groups, head_dim = sizes.heads
     blocks = -(-context // block_size)
     shape = (rows * blocks + 1, num_heads, block_size, head_dim)
     check_memory(2 * int(np.prod(shape)) * jnp.dtype(sizes.dtype).itemsize)
     order = np.random.default_rng(0).permutation(rows * blocks).astype(np.int32) + 1
-    work = WorkConfig(
-        groups=groups,
-        num_kv_heads=num_heads,
-        num_sms=_multiprocessors(),
-        decode=decode,
-        prefill=None if new == 1 else prefill,
-    )
+    work = work_config(kernel, heads=sizes.heads, block_size=block_size, cache_dtype=sizes.dtype, decode_only=new == 1)
+    if decode is not None:
+        work = replace(work, decode=decode)
     batch = plan_attention(
         block_tables=order.reshape(rows, blocks),
         kv_lens=np.full(rows, context, np.int32),
@@ -107,8 +132,3 @@ def check_memory(wanted: int) -> None:
     stats = jax.devices()[0].memory_stats() or {}
     if "bytes_limit" in stats and wanted > 0.9 * stats["bytes_limit"] - stats["bytes_in_use"]:
         raise ValueError(f"wanted {wanted / 2**30:.1f} GiB of the device's memory, which does not have it")
-
-
-def _multiprocessors() -> int:
-    device = jax.devices()[0]
-    return device.core_count if device.platform == "gpu" else 4

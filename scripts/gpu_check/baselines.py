@@ -24,7 +24,7 @@ def run(context: Context) -> None:
 
 def _gather(context: Context, rows: int, length: int, block_size: int) -> dict[str, Any]:
     """The pages of every row side by side in memory, then dense attention over them."""
-    case = attention.make(context.sizes, rows=rows, new=1, context=length, block_size=block_size)
+    case = attention.make(context.sizes, "triton", rows=rows, new=1, context=length, block_size=block_size)
     attention.check_memory(2 * case.kv_bytes)
     return time_decode(context, _Gathered(case), "gather")
 

@@ -19,7 +19,7 @@ from jaxpaged.pallas_kernels import (
     write_kv,
     write_kv_quantized,
 )
-from scripts.gpu_check.attention import KERNELS
+from scripts.gpu_check.attention import KERNELS, work_config
 from scripts.gpu_check.context import Context, waves
 from tests.support.attention import Shape, gpu_tile, make_case
 
@@ -55,7 +55,7 @@ def run(context: Context) -> None:
     variants = DRY_VARIANTS if context.sizes.dry else tuple(VARIANTS)
     for variant in variants:
         for name in KERNELS:
-            check = partial(_attention, name, Shape(**{**BASE, **VARIANTS[variant]}), context.sizes.dry)
+            check = partial(_attention, name, variant, context.sizes.dry)
             context.case({"op": "paged_attention", "kernel": name, "variant": variant}, check, seconds=4.0)
     for dtype in ("bfloat16", "int8", "float8_e4m3fn"):
         context.case({"op": "write_kv", "variant": dtype}, partial(_write, dtype), seconds=3.0)
@@ -72,7 +72,23 @@ def _verdict(got: jax.Array, want: jax.Array, tolerance: float) -> dict[str, Any
     return {"difference": error, "right": bool(error <= tolerance)}
 
 
-def _attention(name: str, shape: Shape, dry: bool) -> dict[str, Any]:
+def _shape(name: str, variant: str) -> Shape:
+    """The variant's batch with the kernel's own tiles, but for what the variant itself asks for."""
+    options = BASE | VARIANTS[variant]
+    plain = Shape(**options)
+    work = work_config(
+        name,
+        heads=(plain.kv_heads, plain.groups, plain.head_dim),
+        block_size=plain.block_size,
+        cache_dtype=plain.cache_dtype or plain.dtype,
+        decode_only="prefill" in options,
+    )
+    tiles = {"decode": work.decode, "prefill": work.prefill}
+    return Shape(**(tiles | options))
+
+
+def _attention(name: str, variant: str, dry: bool) -> dict[str, Any]:
+    shape = _shape(name, variant)
     case = make_case(shape)
     arguments = (case.q, case.k, case.v, case.batch)
     call = partial(paged_attention, spec=case.spec, interpret=dry)

@@ -17,7 +17,7 @@ def run(context: Context) -> None:
                 facts = {"kernel": name, "rows": rows, "context": length, "block": block_size}
 
                 def measure(name=name, rows=rows, length=length, block_size=block_size) -> dict[str, Any]:
-                    case = attention.make(context.sizes, rows=rows, new=1, context=length, block_size=block_size)
+                    case = attention.make(context.sizes, name, rows=rows, new=1, context=length, block_size=block_size)
                     return time_decode(context, case, name)
 
                 context.case(facts, measure, seconds=6.0)

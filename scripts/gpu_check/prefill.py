@@ -23,7 +23,7 @@ def run(context: Context) -> None:
 def _time(context: Context, name: str, new: int, before: int, block_size: int) -> dict[str, Any]:
     sizes = context.sizes
     num_heads, groups, head_dim = sizes.heads
-    case = attention.make(sizes, rows=1, new=new, context=before + new, block_size=block_size)
+    case = attention.make(sizes, name, rows=1, new=new, context=before + new, block_size=block_size)
     step = case.step(name, interpret=sizes.dry)
     repeats = max(1, sizes.repeats // 4)
     seconds = timed(step, case.q, *case.constants, repeats=repeats, rounds=sizes.rounds)

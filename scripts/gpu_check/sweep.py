@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from jaxpaged.pallas_kernels import GpuTile
 from scripts.gpu_check import attention
 from scripts.gpu_check.context import Context
 from scripts.gpu_check.decode import time_decode
@@ -15,11 +15,11 @@ def run(context: Context) -> None:
     sizes = context.sizes
     for (rows, length), block in product(sizes.sweep, sizes.decode_blocks):
         for kv, stages, occupancy in product(sizes.sweep_kv, sizes.sweep_stages, sizes.sweep_occupancy):
-            tile = replace(attention.DECODE_TILE, kv=kv, num_stages=stages, occupancy=occupancy)
+            tile = GpuTile(query_rows=16, kv=kv, num_warps=4, num_stages=stages, occupancy=occupancy)
             facts = {"rows": rows, "context": length, "block": block, "kv": kv, "stages": stages, "split": occupancy}
 
             def measure(rows=rows, length=length, block=block, tile=tile) -> dict[str, Any]:
-                case = attention.make(sizes, rows=rows, new=1, context=length, block_size=block, decode=tile)
+                case = attention.make(sizes, "triton", rows=rows, new=1, context=length, block_size=block, decode=tile)
                 return time_decode(context, case, "triton")
 
             context.case(facts, measure, seconds=5.0)
