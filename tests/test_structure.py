@@ -94,7 +94,8 @@ def test_wheel_holds_the_package_alone_and_whole(tmp_path: Path) -> None:
     packed = {name.as_posix() for name in names if not name.parts[0].endswith(".dist-info")}
     own = {path.relative_to(ROOT).as_posix() for path in python_files("jaxpaged")}
     linked = {f"jaxpaged/{path.relative_to(ROOT).as_posix()}" for path in python_files(*LINKED)}
-    assert packed == own | linked | {"jaxpaged/py.typed", "jaxpaged/pallas_kernels/paged_attention/tiles.json"}
+    tables = {f"jaxpaged/pallas_kernels/paged_attention/{folder}tiles.json" for folder in ("", "mosaic/")}
+    assert packed == own | linked | tables | {"jaxpaged/py.typed"}
 
 
 IMPORT_EVERYTHING = """

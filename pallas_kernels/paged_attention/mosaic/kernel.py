@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from jaxpaged.pallas_kernels.paged_attention.batch import AttentionSpec
 from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import ROWS, Geometry
+from jaxpaged.pallas_kernels.paged_attention.mosaic.products import add_product, multiply, untyped
 from jaxpaged.pallas_kernels.paged_attention.mosaic.ring import Ref, Ring, Span
 from jaxpaged.pallas_kernels.paged_attention.mosaic.softmax import (
     Rows,
@@ -29,7 +30,6 @@ from jaxpaged.pallas_kernels.paged_attention.mosaic.softmax import (
 )
 from jaxpaged.pallas_kernels.paged_attention.worklist import Item
 
-untyped: Any = plgpu  # to pyright some of its classes are private or abstract
 LOADER_REGISTERS = 40  # per thread; what the loader gives back, the others take
 COMPUTE_REGISTERS = 232
 
@@ -236,7 +236,7 @@ def _step(queries, ring: Ring, span: Span, rows: Rows, spec, interpret: bool, st
     sizes, slot = ring.sizes, ring.slot(step)
     refill = step + sizes.stages
     plgpu.barrier_wait(ring.keys_full.at[slot])
-    products = _multiply(queries, ring.keys.at[slot].T, sizes.kv)
+    products = multiply(queries, ring.keys.at[slot].T, sizes.kv)
     following = ()
     if sizes.loader:
         plgpu.barrier_arrive(ring.keys_free.at[slot])
@@ -246,35 +246,12 @@ def _step(queries, ring: Ring, span: Span, rows: Rows, spec, interpret: bool, st
     first_key = (span.first + step) * sizes.kv
     weights, state = weigh(products, state, rows, first_key, spec, masked=masked)
     plgpu.barrier_wait(ring.values_full.at[slot])
-    state = state._replace(acc=_add_product(state.acc, weights.astype(sizes.dtype), ring.values.at[slot], interpret))
+    state = state._replace(acc=add_product(state.acc, weights.astype(sizes.dtype), ring.values.at[slot], interpret))
     if sizes.loader:
         plgpu.barrier_arrive(ring.values_free.at[slot])
     else:
         pl.when(refill < span.steps)(lambda: ring.copy_values(span, refill, blocks))
     return state, following
-
-
-def _multiply(a: Ref, b: Ref, columns: int) -> jax.Array:
-    """[64, columns] float32: the product of two references to shared memory."""
-
-    def product(acc):
-        plgpu.wgmma(acc, a, b)
-        return acc[...]
-
-    return pl.run_scoped(product, untyped.ACC((ROWS, columns), jnp.float32))
-
-
-def _add_product(acc: jax.Array, weights: jax.Array, values: Ref, interpret: bool) -> jax.Array:
-    """acc + weights·values, weights from registers.
-
-    Pallas' interpreter has no wgmma of that form: there it is a plain product, whose reads of shared memory, unlike
-    wgmma's, have to be made known before a copy may overwrite what was read.
-    """
-    if interpret:
-        product = jnp.dot(weights.astype(jnp.float32), values[...].astype(jnp.float32))
-        plgpu.commit_smem()
-        return acc + product
-    return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(untyped.ACC.init(acc))
 
 
 def _finish(refs: Operands, scratch, state: Running, work: Work, warpgroup, sizes: Geometry, max_partials: int) -> None:
