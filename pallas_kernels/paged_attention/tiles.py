@@ -112,11 +112,34 @@ def gpu_work_config(
 
     decode_only: one list with the decode tile, for programs that serve steps of single queries. Other steps are right
     with it too, though slower.
-    Raises: ValueError off NVIDIA GPUs.
+    Raises: ValueError for heads wider than the table's, and for a device whose number of SMs is not known.
     """
+    return work_config_of(
+        load_table(TABLE),
+        target,
+        groups=groups,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        cache_dtype=cache_dtype,
+        decode_only=decode_only,
+    )
+
+
+def work_config_of(
+    table: Sequence[TileEntry],
+    target: DeviceTarget,
+    *,
+    groups: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    cache_dtype: jnp.dtype,
+    decode_only: bool,
+) -> WorkConfig:
+    """gpu_work_config with a kernel's own table."""
     if target.num_cores is None:
         raise ValueError(f"attention work lists: wanted a GPU whose number of SMs is known, got {target}")
-    table = load_table(TABLE)
     decode, prefill = (
         choose_tile(
             table,

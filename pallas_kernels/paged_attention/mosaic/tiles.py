@@ -13,7 +13,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jaxpaged.pallas_kernels.paged_attention.mosaic.geometry import ROWS, WARPS
-from jaxpaged.pallas_kernels.paged_attention.tiles import TileQuery, choose_tile, load_table
+from jaxpaged.pallas_kernels.paged_attention.tiles import load_table, work_config_of
 from jaxpaged.pallas_kernels.paged_attention.worklist import GpuTile, WorkConfig
 from jaxpaged.pallas_kernels.platform import DeviceTarget
 
@@ -34,25 +34,17 @@ def hopper_work_config(
 
     Raises: ValueError for widths beyond the table's, and for a GPU whose number of SMs is not known.
     """
-    if target.num_cores is None:
-        raise ValueError(f"attention work lists: wanted a GPU whose number of SMs is known, got {target}")
-    decode, prefill = (
-        choose_tile(
-            load_table(TABLE),
-            target,
-            TileQuery(
-                phase=phase, groups=groups, head_dim=head_dim, block_size=block_size, cache_dtype=jnp.dtype(cache_dtype)
-            ),
-        )
-        for phase in ("decode", "prefill")
-    )
-    return WorkConfig(
+    config = work_config_of(
+        load_table(TABLE),
+        target,
         groups=groups,
         num_kv_heads=num_kv_heads,
-        num_sms=target.num_cores,
-        decode=decode,
-        prefill=None if decode_only else _without_gaps(prefill, groups),
+        head_dim=head_dim,
+        block_size=block_size,
+        cache_dtype=cache_dtype,
+        decode_only=decode_only,
     )
+    return config if config.prefill is None else replace(config, prefill=_without_gaps(config.prefill, groups))
 
 
 def _without_gaps(tile: GpuTile, groups: int) -> GpuTile:
