@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from jaxpaged import graphs
+from tests.support.absent_gpu import require_compiler
 from tests.support.compiled_attention import (
     EXPECTED,
     VARIANTS,
@@ -15,9 +14,7 @@ from tests.support.compiled_attention import (
     instructions,
 )
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the extra jaxpaged[gpu-aot]"
-)
+pytestmark = pytest.mark.usefixtures("_compiler")
 QUICK = {("h200", "decode: bf16"), ("a100", "prefill: bf16")}
 CASES = [
     pytest.param(gpu, name, marks=() if (gpu, name) in QUICK else pytest.mark.slow, id=f"{gpu}-{name}")
@@ -25,6 +22,11 @@ CASES = [
     for name in VARIANTS
     if not (gpu == "a100" and "fp8" in name)
 ]
+
+
+@pytest.fixture(scope="module")
+def _compiler():
+    require_compiler()
 
 
 @pytest.mark.parametrize(("gpu", "name"), CASES)

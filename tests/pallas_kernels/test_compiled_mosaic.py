@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from jaxpaged import graphs
+from tests.support.absent_gpu import require_compiler
 from tests.support.compiled_attention import VARIANTS, compile_variant, instructions
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the extra jaxpaged[gpu-aot]"
-)
+pytestmark = pytest.mark.usefixtures("_compiler")
 SERVED = [name for name in VARIANTS if not any(word in name for word in ("int8", "fp8", "width 80", "width 96"))]
 QUICK = ("decode: bf16", "prefill: bf16")
 SM_REGISTERS = 65536
 PROGRAMS = {64: 3, 128: 2, 256: 1}  # that the decode kernel's tiles count on for an SM, by head_dim
+
+
+@pytest.fixture(scope="module")
+def _compiler():
+    require_compiler()
 
 
 @pytest.mark.parametrize(
