@@ -103,10 +103,15 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
             work=_work_config(model, config.block_size, cache_dtype, device, mesh),
         ),
     )
-    code = ModelCode(
-        graphdef=graphdef, params_tree=jax.tree.structure(state), attention_backend=config.attention_backend
-    )
+    backend = _attention_backend(config.attention_backend, mesh)
+    code = ModelCode(graphdef=graphdef, params_tree=jax.tree.structure(state), attention_backend=backend)
     return Blueprint(model=model, dtype=dtype, limits=limits, code=code, spec=spec, parameters=parameters, mesh=mesh)
+
+
+def _attention_backend(wanted: str, mesh: Mesh | AbstractMesh) -> str:
+    """ "auto" stays so on one device. XLA cannot cut a call into foreign code: over several CPUs it is "tiled"."""
+    split_cpu = mesh.size > 1 and isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu"
+    return "tiled" if wanted == "auto" and split_cpu else wanted
 
 
 def resolve_dtype(wanted: str, checkpoint: str, platform: str) -> Any:
