@@ -47,7 +47,7 @@ def load(config: EngineConfig) -> Loaded:
     runner = ModelRunner(model, plan.code, plan.spec, mesh, plan.abstract_params)
     warm = WarmStart(cache, model, plan.code, plan.spec, mesh)
     if config.warmup and not warm.ready:
-        runner.programs.start(os.cpu_count() or 1, smallest_first=False)
+        runner.programs.start(os.cpu_count() or 1)
     begun = time.perf_counter()
     if config.load_format == "dummy":
         runner.load(_random_weights(plan, config.seed))
@@ -56,7 +56,7 @@ def load(config: EngineConfig) -> Loaded:
     checkpoint.source.close()
     loaded = time.perf_counter()
     if config.warmup and warm.ready:
-        runner.programs.start(1, smallest_first=True)  # read from the cache while the first requests run
+        runner.programs.expect_on_disk()
     elif config.warmup:
         with _ProgressBar(config, "compiling programs") as progress:
             runner.programs.finish(progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import threading
 from functools import cache
 
 import jax
@@ -16,6 +17,7 @@ from jaxpaged.pallas_kernels.paged_attention.call import AttentionCall
 from jaxpaged.pallas_kernels.platform import DeviceTarget
 
 _TARGET = "jaxpaged_paged_attention"
+_ONE_AT_A_TIME = threading.Lock()  # programs are traced in several threads; XLA takes a handler once
 
 
 def numba_obstacle(target: DeviceTarget, call: AttentionCall) -> str | None:
@@ -45,7 +47,8 @@ def paged_attention_numba(
     no query of the tile sees is not read.
     """
     del interpret  # there is no other way to run it
-    _register()
+    with _ONE_AT_A_TIME:
+        _register()
     none = np.zeros(0, np.float32)
     scalars = np.array([spec.scale, spec.soft_cap or 0.0], np.float32)
     window = np.array([spec.window or 0], np.int32)
