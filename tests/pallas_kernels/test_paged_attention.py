@@ -123,9 +123,7 @@ def test_physical_places_do_not_matter(name):
     case = make_case(suited(replace(DECODE, cache_dtype="int8", dtype="bfloat16"), name))
     order = np.random.default_rng(1).permutation(case.k.shape[0])  # new block i is old block order[i]
     tables = jnp.asarray(np.argsort(order).astype(np.int32))[case.batch.block_tables]
-    k_scale, v_scale = (
-        None if scale is None else scale[order] for scale in (case.extras.k_scale, case.extras.v_scale)
-    )
+    k_scale, v_scale = (None if scale is None else scale[order] for scale in (case.extras.k_scale, case.extras.v_scale))
     moved = replace(
         case,
         k=case.k[order],

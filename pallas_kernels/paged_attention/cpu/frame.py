@@ -9,9 +9,7 @@ from typing import no_type_check
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 _EXTENSION, _API, _ARGS, _RESULTS = 1, 2, 9, 14  # words of the call frame
@@ -27,30 +25,6 @@ def _pointer(_context, _address):
         return builder.inttoptr(arguments[0], _context.get_value_type(types.voidptr))
 
     return types.voidptr(types.intp), make
-
-
-@no_type_check
-@intrinsic
-def _prefetch_line(_context, _address):
-    """Ask for the cache line at an address; no harm if there is none."""
-
-    def make(_context, builder, _signature, arguments):
-        byte, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        options = [ir.Constant(int32, value) for value in (0, 3, 1)]  # to read, keep in all levels, data
-        builder.call(function, [builder.inttoptr(arguments[0], byte), *options])
-        return _context.get_dummy_value()
-
-    return types.void(types.intp), make
-
-
-@no_type_check
-@numba.njit
-def prefetch(address, count):
-    """Ask for `count` bytes, which are needed a little later: the hardware does not look beyond a page."""
-    for line in range(0, count, 64):
-        _prefetch_line(address + line)
 
 
 @no_type_check

@@ -26,6 +26,8 @@ def numba_obstacle(target: DeviceTarget, call: AttentionCall) -> str | None:
         return "it runs on CPUs"
     if call.q.dtype != jnp.float32 or call.cache.dtype != jnp.float32:
         return f"it computes in float32, got queries in {call.q.dtype} and a cache in {call.cache.dtype}"
+    if call.q.shape[-1] % 16:
+        return f"it wants a head_dim that is a multiple of 16, got {call.q.shape[-1]}"
     if importlib.util.find_spec("numba") is None:
         return "it wants Numba: pip install 'jaxpaged[cpu]'"
     return None

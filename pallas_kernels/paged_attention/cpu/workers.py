@@ -34,7 +34,7 @@ from jaxpaged.pallas_kernels.paged_attention.cpu.frame import (
     words,
 )
 
-SMALL = 20_000  # pairs of a query row and a key, about 0.2 ms: fewer are not worth waking a thread for
+SMALL = 6_000  # pairs of a query row and a key, about 0.1 ms: fewer are not worth waking a thread for
 _DESK = "jaxpaged_attention_desk"  # the name by which compiled code finds the desk, also code from the disk cache
 # Words of the desk, which callers and helpers share. The semaphores may take 32 bytes each.
 _START, _DONE, _JOB, _BUSY, _HELPERS, _DESK_WORDS = 0, 8, 16, 17, 18, 19
