@@ -1,8 +1,8 @@
-"""Attention's inner loops over vectors of 16 floats, written for LLVM: Numba's own loops get half as fast.
+"""Attention's inner loops over vectors of 16 floats, written for LLVM: loops in Numba reach about half their speed.
 
-Rows are query rows, keys those of one block, H is head_dim, a multiple of 16. Every function takes addresses; arrays are
-float32 and contiguous unless a stride (in floats) is given: queries and sums [4, H], keys and values [keys, H], scores
-and weights [4, stride].
+Rows are query rows, keys those of one block, H is head_dim, a multiple of 16. Every function takes addresses; arrays
+are float32 and contiguous unless a stride (in floats) is given: queries and sums [4, H], keys and values [keys, H],
+scores and weights [4, stride].
 """
 
 from __future__ import annotations
