@@ -68,7 +68,9 @@ class ModelRunner:
         self.num_tokens += plan.num_tokens
         self.num_padded_tokens += size
         rows = tuple(row for row in plan.rows if row.samples)
-        return InFlight(plan=plan, rows=rows, output=self._sample(rows, hidden) if rows else None)
+        flight = InFlight(plan=plan, rows=rows, output=self._sample(rows, hidden) if rows else None)
+        self.programs.read_ahead()
+        return flight
 
     def collect(self, flight: InFlight) -> StepResult:
         """Wait for a step's samples."""
