@@ -19,6 +19,7 @@ from jaxpaged.request import FinishReason, Request
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
+from jaxpaged.stats_log import StatsLog
 from jaxpaged.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Engine:
         self._groups: dict[str, RequestGroup] = {}
         self._owners: dict[str, tuple[RequestGroup, Sample]] = {}  # by the id of a single sequence
         self._suspect: StepPlan | None = None  # the step that is being made or read; None: it is still being planned
+        self._stats_log = None if config.disable_log_stats else StatsLog(time.monotonic)
         self._step_seconds = 0.0
         self._num_outputs = 0
         self._num_failed_steps = 0
@@ -83,7 +85,9 @@ class Engine:
         if request_id in self._groups:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
         requests = self._admission.requests(request_id, ticket, priority=priority)
-        group = RequestGroup(request_id, ticket.prompt, ticket.params, requests, self.tokenizer)
+        group = RequestGroup(
+            request_id, ticket.prompt, ticket.params, requests, self.tokenizer, self.config.stream_interval
+        )
         for index, request in enumerate(requests):
             try:
                 self._scheduler.add(request)
@@ -120,6 +124,8 @@ class Engine:
             raise
         finally:
             self._step_seconds += time.perf_counter() - begun
+            if self._stats_log is not None:
+                self._stats_log.after_step(self.stats)
 
     @property
     def has_unfinished(self) -> bool:
