@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxpaged.build import Loaded, load
 from jaxpaged.config import EngineConfig
+from jaxpaged.constraints import TokenRules
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.recipes import BANNED_WIDTHS
 from jaxpaged.request import FinishReason, Request
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
@@ -66,12 +66,9 @@ class Engine:
         params.verify(vocab_size, self.config.max_logprobs)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
-        eos_ids, stop_ids = self._ending_ids(params)
-        num_ending = len(eos_ids | stop_ids)
-        if params.min_tokens and num_ending > BANNED_WIDTHS[-1]:
-            raise ValueError(
-                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
-            )
+        if params.logits_processor is not None:
+            self._runner.adjusted.check_processor(params.logits_processor)
+        TokenRules.of(params, self.tokenizer, vocab_size)
 
     def add(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None, priority: int
@@ -83,6 +80,7 @@ class Engine:
         seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
         ids = tuple(map(int, prompt_ids))
         eos_ids, stop_ids = self._ending_ids(params)
+        rules = TokenRules.of(params, self.tokenizer, self.model_config.vocab_size)
         requests: list[Request] = []
         for index in range(params.n):
             requests.append(
@@ -97,6 +95,8 @@ class Engine:
                     priority=priority,
                     cache_key=self._cache_key(len(prompt_ids)),
                     sibling=requests[0] if requests else None,
+                    allowed=rules.allowed,
+                    constraint=rules.constraint(),
                 )
             )
         group = RequestGroup(request_id, prompt, params, requests, self.tokenizer)
@@ -122,11 +122,17 @@ class Engine:
         """
         begun = time.perf_counter()
         plan = self._scheduler.schedule()
-        if plan is not None:
-            self._in_flight.append(self._runner.dispatch(plan))
         outputs: list[RequestOutput] = []
+        if plan is not None and plan.awaits_tokens:
+            # Late sampling: the device is busy with the backbone while the host learns what the rows may sample.
+            started = self._runner.begin(plan)
+            while self._in_flight:
+                outputs += self._absorb(self._in_flight.popleft())
+            self._in_flight.append(self._runner.draw(started))
+        elif plan is not None:
+            self._in_flight.append(self._runner.dispatch(plan))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
-            outputs = self._absorb(self._in_flight.popleft())
+            outputs += self._absorb(self._in_flight.popleft())
         self._step_seconds += time.perf_counter() - begun
         return outputs
 

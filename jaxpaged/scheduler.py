@@ -286,6 +286,8 @@ class Scheduler:
         request.num_pending -= 1
         request.output_ids.append(token)
         request.logprobs.append(logprobs)
+        if request.constraint is not None:
+            request.constraint.accept(token)
         end = ending(request)
         if end is not None:
             self.finish(request, *end)
