@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from jaxpaged.constraints import TokenRules
 from jaxpaged.models.config import ModelConfig
-from jaxpaged.recipes import BANNED_WIDTHS
 from jaxpaged.request import Request
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.stop_strings import resolve_stop_tokens
@@ -22,6 +23,7 @@ class Ticket:
     prompt: str | None  # None when it was given as token ids
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    rules: TokenRules
 
 
 class Admission:
@@ -33,13 +35,14 @@ class Admission:
         tokenizer: Tokenizer | None,
         *,
         check_length: Callable[[int], None],
+        check_processor: Callable[[Callable[..., Any]], None],
         longest: int,
         max_logprobs: int,
         seed: int,
     ) -> None:
-        """check_length raises ValueError for a prompt length that cannot be served; longest is max_model_len."""
+        """The checks raise ValueError: for a prompt's length, for a logits_processor. longest is max_model_len."""
         self._model, self._tokenizer = model, tokenizer
-        self._check_length = check_length
+        self._check_length, self._check_processor = check_length, check_processor
         self._longest = longest
         self._max_logprobs = max_logprobs
         self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
@@ -55,13 +58,10 @@ class Admission:
         params.verify(vocab_size, self._max_logprobs)
         if params.stop and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
-        eos_ids, stop_ids = self._ending_ids(params)
-        num_ending = len(eos_ids | stop_ids)
-        if params.min_tokens and num_ending > BANNED_WIDTHS[-1]:
-            raise ValueError(
-                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
-            )
-        return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params)
+        if params.logits_processor is not None:
+            self._check_processor(params.logits_processor)
+        rules = TokenRules.of(params, self._tokenizer, vocab_size)
+        return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params, rules=rules)
 
     def requests(self, request_id: str, ticket: Ticket, *, priority: int) -> list[Request]:
         """The ticket's params.n sequences. Draws a seed if the request has none."""
@@ -82,6 +82,8 @@ class Admission:
                     priority=priority,
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
                     sibling=requests[0] if requests else None,
+                    allowed=ticket.rules.allowed,
+                    constraint=ticket.rules.constraint(),
                 )
             )
         return requests

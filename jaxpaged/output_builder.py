@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from jaxpaged.detokenizer import Detokenizer, StopMatch
 from jaxpaged.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxpaged.plan import TokenLogprobs
-from jaxpaged.request import FinishReason, Request
+from jaxpaged.request import FinishReason, Request, described
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
-
-NOT_FINITE = "the model's logits were not finite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,6 @@ class Sample:
         self._num_delivered = 0  # output tokens that were in an output
         self._ended = False
         self._end_delivered = False
-        self._error: str | None = None
 
     def advance(self) -> StopMatch | None:
         """Read the request's new tokens; the stop string they complete, if any. Call once more after an abort."""
@@ -62,9 +59,9 @@ class Sample:
     def fail(self, error: Exception) -> None:
         """End with "error" whatever the request's state; tokens and text so far stay."""
         self.request.finish_reason, self.request.stop_reason = FinishReason.ERROR, None
+        self.request.error = described(error)
         self._ended = True
-        self._error = f"{type(error).__name__}: {error}"
-        if self.request.params.logprobs is not None:
+        if self.request.params.wants_logprobs:
             self._num_read = len(self._logprobs)
 
     def drop_text(self) -> None:
@@ -81,7 +78,7 @@ class Sample:
         request = self.request
         start = self._num_delivered if kind == RequestOutputKind.DELTA else 0
         self._num_delivered, self._end_delivered = self._num_read, self._ended
-        wants = request.params.logprobs is not None
+        wants = request.params.wants_logprobs
         return CompletionOutput(
             index=self.index,
             text=self._detokenizer.take_delta() if kind == RequestOutputKind.DELTA else self._detokenizer.text,
@@ -90,11 +87,11 @@ class Sample:
             logprobs=self._logprobs[start:] if wants else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            error=(self._error or NOT_FINITE) if request.finish_reason == FinishReason.ERROR else None,
+            error=request.error,
         )
 
     def _add_logprobs(self, request: Request, count: int) -> None:
-        if request.params.logprobs is None or not count:
+        if not request.params.wants_logprobs or not count:
             return
         for token, found in zip(request.output_ids[-count:], request.logprobs[-count:], strict=True):
             assert found is not None, "a request with logprobs got a token without"
@@ -102,13 +99,13 @@ class Sample:
             self._cumulative += found.sampled_logprob
 
     def _entries(self, token: int, found: TokenLogprobs) -> dict[int, Logprob]:
-        """The sampled token first, then the best ones, each once with its true rank."""
+        """The sampled token first, then the best ones, each once with its true rank; or the ids the request named."""
         entries = {token: self._logprob(token, found.sampled_logprob, found.sampled_rank)}
         for rank, (top, logprob) in enumerate(zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True), 1):
-            entries.setdefault(top, self._logprob(top, logprob, rank))
+            entries.setdefault(top, self._logprob(top, logprob, rank if found.ranked else None))
         return entries
 
-    def _logprob(self, token: int, logprob: float, rank: int) -> Logprob:
+    def _logprob(self, token: int, logprob: float, rank: int | None) -> Logprob:
         text = self._tokenizer.token_text(token) if self._tokenizer is not None else ""
         return Logprob(logprob=logprob, rank=rank, decoded_token=text)
 

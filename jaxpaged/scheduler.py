@@ -8,7 +8,7 @@ from collections import deque
 
 from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
-from jaxpaged.request import FinishReason, Request, Status
+from jaxpaged.request import FinishReason, Request, Status, described
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
 from jaxpaged.scheduler_policy import LengthLimits, check_sizes, ending, order, sibling_to_share, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
@@ -143,7 +143,7 @@ class Scheduler:
         """Take in the results of the oldest plan in flight; the requests that got a token or failed, in row order.
 
         A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
-        A request whose logits were not finite ends with "error", whatever it has got so far stays.
+        A request that failed ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
         self._in_flight.popleft()
@@ -153,6 +153,7 @@ class Scheduler:
             if row.request.finished:
                 continue
             if index in result.failed:
+                row.request.error = result.failed[index]
                 self.finish(row.request, FinishReason.ERROR, None)
             else:
                 self._append(row.request, token, logprobs)
@@ -257,7 +258,7 @@ class Scheduler:
         while index < len(self._waiting) and step.budget > 0 and self._free_slots:
             request = self._waiting[index]
             sibling = sibling_to_share(request)
-            if sibling is not None and _not_ready(sibling, step):
+            if sibling is not None and not step.can_share(sibling):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
@@ -287,14 +288,10 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Give a request its next token and end it if that ends it."""
-        request.num_pending -= 1
-        request.output_ids.append(token)
-        request.logprobs.append(logprobs)
-        end = ending(request)
+        try:
+            request.receive(token, logprobs)
+            end = ending(request)
+        except Exception as error:  # of its constraint: nobody else's affair
+            request.error, end = described(error), (FinishReason.ERROR, None)
         if end is not None:
             self.finish(request, *end)
-
-
-def _not_ready(sibling: Request, step: StepBuilder) -> bool:
-    """True until earlier steps have computed the sibling's prompt up to its last token."""
-    return sibling.status != Status.RUNNING or step.computed_before(sibling) < sibling.num_prompt - 1

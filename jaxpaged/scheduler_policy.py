@@ -94,7 +94,7 @@ def ending(request: Request) -> tuple[FinishReason, int | None] | None:
     """(finish reason, stop reason) if the request's newest token ends it, else None.
 
     An end-of-sequence token at the length limit counts as "stop". Before min_tokens tokens are there, only length
-    ends a request.
+    ends a request, and the completion of what it is constrained to.
     """
     count = len(request.output_ids)
     token = request.output_ids[-1]
@@ -103,6 +103,8 @@ def ending(request: Request) -> tuple[FinishReason, int | None] | None:
             return FinishReason.STOP, None
         if token in request.stop_ids:
             return FinishReason.STOP, token
+    if request.constraint is not None and request.constraint.finished:
+        return FinishReason.STOP, None
     if count >= request.max_tokens:
         return FinishReason.LENGTH, None
     return None

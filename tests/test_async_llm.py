@@ -253,7 +253,7 @@ def test_a_blocked_loop_is_called_once(llm: AsyncLLM) -> None:
         readers = [asyncio.ensure_future(last_of(stream)) for stream in streams]
         await asyncio.sleep(0)  # all are queued
         while llm._thread.engine.num_unfinished or not llm._thread.engine.stats()["steps"] > before:
-            time.sleep(0.01)  # noqa: ASYNC251  the loop does nothing else
+            time.sleep(0.01)
         assert len(calls) == 1
         await asyncio.gather(*readers)
         steps = llm._thread.engine.stats()["steps"] - before
