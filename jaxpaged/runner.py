@@ -161,7 +161,7 @@ class ModelRunner:
             logprobs=any(row.request.params.wants_logprobs for row in rows),
             adjusts=adjusts,
         )
-        narrow = [(*most, banned if len(banned) <= BANNED_WIDTH else ()) for *most, banned in asked]
+        narrow = [(who, seed, at, ids if len(ids) <= BANNED_WIDTH else ()) for who, seed, at, ids in asked]
         inputs = build_sampling_input(narrow, key.size, vocab_size=vocab_size, banned_width=BANNED_WIDTH)
         slots = np.full(key.size, spec.batch.max_num_seqs, np.int32)
         slots[: len(rows)] = [row.slot for row in rows]
