@@ -41,7 +41,7 @@ def draws(logits: np.ndarray, params: SamplingParams, banned: Sequence[int] = ()
     return run(np.tile(logits, (len(rows), 1)), rows, mode()).token
 
 
-def reference(logits: np.ndarray, params: SamplingParams, banned: Sequence[int]) -> tuple[np.ndarray, np.ndarray, bool]:
+def reference(logits: np.ndarray, params: SamplingParams, banned: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray, bool]:
     """By sorting, in float64: (kept bool[V], logits / temperature [V], whether some token is too near a border)."""
     logits = logits.astype(np.float64)
     logits[list(banned)] = -np.inf
@@ -73,12 +73,27 @@ def expected_token(logits: np.ndarray, row: Row) -> int | None:
     return None if near or first - second < 1e-4 else int(np.argmax(noisy))
 
 
+def chi_square(counts: np.ndarray, chances: np.ndarray) -> tuple[float, int]:
+    """Pearson's statistic and its degrees of freedom; tokens expected less than 5 times are taken together.
+
+    AssertionError if a token of chance 0 occurs.
+    """
+    assert not counts[chances == 0].any(), f"impossible tokens {np.flatnonzero(counts * (chances == 0))} were drawn"
+    expected = counts.sum() * chances
+    rare = (expected < 5) & (chances > 0)
+    often = expected >= 5
+    expected = np.append(expected[often], expected[rare].sum() if rare.any() else [])
+    found = np.append(counts[often], counts[rare].sum() if rare.any() else [])
+    return float(((found - expected) ** 2 / expected).sum()), len(expected) - 1
+
+
+def plausible(statistic: float, freedom: int, deviations: float) -> bool:
+    """Whether a chi-square so great is no further out than so many standard deviations (Wilson-Hilferty)."""
+    if freedom == 0:
+        return True
+    return statistic < freedom * (1 - 2 / (9 * freedom) + deviations * np.sqrt(2 / (9 * freedom))) ** 3
+
+
 def chi_square_fits(counts: np.ndarray, chances: np.ndarray) -> bool:
-    """Pearson's test at about 1e-4 (Wilson-Hilferty); tokens of chance 0 must not occur."""
-    possible = chances > 0
-    if counts[~possible].any():
-        return False
-    expected = counts.sum() * chances[possible]
-    freedom = possible.sum() - 1
-    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
-    return statistic < freedom * (1 - 2 / (9 * freedom) + 3.72 * np.sqrt(2 / (9 * freedom))) ** 3
+    """Pearson's test at about 1e-4; tokens of chance 0 must not occur."""
+    return not counts[chances == 0].any() and plausible(*chi_square(counts, chances), 3.72)
