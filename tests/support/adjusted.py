@@ -25,6 +25,7 @@ class Ask:
     params: SamplingParams
     prompt: tuple[int, ...]
     outputs: tuple[int, ...]
+    processor: int = 0  # which of the program's, from 1; 0: none
     masked: tuple[int, ...] = ()  # must not come, by the row's mask: the last ids of bad words
     banned: tuple[int, ...] = ()  # must not come, by the list: end and stop ids before min_tokens
     seed: int = 0
@@ -49,7 +50,9 @@ def prepare(asks: Sequence[Ask], vocab_size: int) -> tuple[SamplingInput, RowSta
     inputs = build_sampling_input(rows, size, vocab_size=vocab_size, banned_width=8)
     adjustments = build_adjustments(
         [
-            RowAdjustment(params=ask.params, num_prompt=len(ask.prompt), mask=_mask(ask, vocab_size), processor=0)
+            RowAdjustment(
+                params=ask.params, num_prompt=len(ask.prompt), mask=_mask(ask, vocab_size), processor=ask.processor
+            )
             for ask in asks
         ],
         neutral(size, vocab_size),

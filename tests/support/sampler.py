@@ -41,7 +41,9 @@ def draws(logits: np.ndarray, params: SamplingParams, banned: Sequence[int] = ()
     return run(np.tile(logits, (len(rows), 1)), rows, mode()).token
 
 
-def reference(logits: np.ndarray, params: SamplingParams, banned: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray, bool]:
+def reference(
+    logits: np.ndarray, params: SamplingParams, banned: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray, bool]:
     """By sorting, in float64: (kept bool[V], logits / temperature [V], whether some token is too near a border)."""
     logits = logits.astype(np.float64)
     logits[list(banned)] = -np.inf
@@ -64,10 +66,15 @@ def reference(logits: np.ndarray, params: SamplingParams, banned: Sequence[int] 
 def expected_token(logits: np.ndarray, row: Row) -> int | None:
     """What the reference picks with the sampler's own noise; None where rounding decides."""
     params, seed, position, banned = row
-    kept, scaled, near = reference(logits, params, banned)
+    return winner(reference(logits, params, banned), seed, position)
+
+
+def winner(found: tuple[np.ndarray, np.ndarray, bool], seed: int, position: int) -> int | None:
+    """The token that the sampler's noise picks from what reference() found; None where rounding decides."""
+    kept, scaled, near = found
     seeds = jnp.array([[seed & 0xFFFFFFFF, seed >> 32]], jnp.uint32)
     keys = filters.noise_keys(seeds, jnp.array([position], jnp.int32))
-    noise = filters.gumbel(filters.noise_words(keys, jnp.arange(len(logits), dtype=jnp.int32)[None]))
+    noise = filters.gumbel(filters.noise_words(keys, jnp.arange(len(scaled), dtype=jnp.int32)[None]))
     noisy = np.where(kept, scaled + np.asarray(noise, np.float64)[0], -np.inf)
     second, first = np.sort(noisy)[-2:]
     return None if near or first - second < 1e-4 else int(np.argmax(noisy))
