@@ -13,7 +13,7 @@ class Logprob:
     """One token's log-probability (natural logarithm, from the raw logits) at one position."""
 
     logprob: float
-    rank: int  # 1 is the most probable token of the whole vocabulary
+    rank: int | None  # 1 is the most probable token of the whole vocabulary; None: not known (logprob_token_ids)
     decoded_token: str  # "" for ids without a tokenizer entry
 
 
@@ -29,6 +29,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: FinishReason | None  # None while running; a string enum: "stop", "length", "abort", "error"
     stop_reason: int | str | None  # the stop token id or stop string; None after an end-of-sequence token
+    error: str | None = None  # what went wrong, with finish_reason "error"
 
     @property
     def finished(self) -> bool:

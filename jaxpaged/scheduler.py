@@ -8,9 +8,9 @@ from collections import deque
 
 from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
-from jaxpaged.request import FinishReason, Request, Status
+from jaxpaged.request import FinishReason, Request, Status, described
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, ending, order, sibling_to_share, tokens_wanted
+from jaxpaged.scheduler_policy import LengthLimits, check_sizes, ending, order, sibling_to_share, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -38,11 +38,7 @@ class Scheduler:
         policy: str,
         enable_prefix_caching: bool,
     ) -> None:
-        if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
-            raise ValueError(
-                "max_num_seqs and max_num_batched_tokens must be at least 1 and max_model_len at least 2, "
-                f"got {max_num_seqs}, {max_num_batched_tokens} and {max_model_len}"
-            )
+        check_sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -56,6 +52,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
         self._running: list[Request] = []
+        self._num_slots = max_num_seqs
         self._free_slots = list(range(max_num_seqs))  # a heap: the lowest slot is used first
         self._in_flight: deque[StepPlan] = deque()
         self._num_steps = 0
@@ -86,15 +83,8 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_blocks=self._blocks.num_usable,
-            blocks_used=self._blocks.num_used,
-            blocks_peak=self._blocks.peak_used,
-            blocks_shared=self._blocks.num_shared,
-            blocks_shared_peak=self._blocks.peak_shared,
-            blocks_reused=self._blocks.blocks_reused,
             preemptions=self._num_preemptions,
-            prefix_queries=self._blocks.prefix_queries,
-            prefix_hits=self._blocks.prefix_hits,
+            **self._blocks.figures(),
         )
 
     def check_prompt(self, num_prompt: int) -> None:
@@ -153,7 +143,7 @@ class Scheduler:
         """Take in the results of the oldest plan in flight; the requests that got a token or failed, in row order.
 
         A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
-        A request whose logits were not finite ends with "error", whatever it has got so far stays.
+        A request that failed ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
         self._in_flight.popleft()
@@ -163,6 +153,7 @@ class Scheduler:
             if row.request.finished:
                 continue
             if index in result.failed:
+                row.request.error = result.failed[index]
                 self.finish(row.request, FinishReason.ERROR, None)
             else:
                 self._append(row.request, token, logprobs)
@@ -192,6 +183,20 @@ class Scheduler:
         if request is not None:
             self.finish(request, FinishReason.ABORT, None)
         return request
+
+    def restart(self) -> None:
+        """Begin anew with every unfinished request in the queue: the cache is lost, or a step was torn in two.
+
+        Outputs are kept, all else is computed again. Plans in flight are void; what they sampled is sampled again.
+        """
+        self._in_flight.clear()
+        self._requests = {name: request for name, request in self._requests.items() if not request.finished}
+        self._blocks.restart()
+        self._running.clear()
+        self._free_slots = list(range(self._num_slots))
+        self._waiting = sorted(self._requests.values(), key=self._key)
+        for request in self._waiting:
+            request.lose_progress()
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing done, while a request is running."""
@@ -253,7 +258,7 @@ class Scheduler:
         while index < len(self._waiting) and step.budget > 0 and self._free_slots:
             request = self._waiting[index]
             sibling = sibling_to_share(request)
-            if sibling is not None and _not_ready(sibling, step):
+            if sibling is not None and not step.can_share(sibling):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
@@ -283,14 +288,10 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Give a request its next token and end it if that ends it."""
-        request.num_pending -= 1
-        request.output_ids.append(token)
-        request.logprobs.append(logprobs)
-        end = ending(request)
+        try:
+            request.receive(token, logprobs)
+            end = ending(request)
+        except Exception as error:  # of its constraint: nobody else's affair
+            request.error, end = described(error), (FinishReason.ERROR, None)
         if end is not None:
             self.finish(request, *end)
-
-
-def _not_ready(sibling: Request, step: StepBuilder) -> bool:
-    """True until earlier steps have computed the sibling's prompt up to its last token."""
-    return sibling.status != Status.RUNNING or step.computed_before(sibling) < sibling.num_prompt - 1

@@ -52,6 +52,15 @@ class LengthLimits:
         return min(self.max_model_len, self.capacity + 1) - num_prompt
 
 
+def check_sizes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
+    """Raise ValueError for sizes that no engine can work with."""
+    if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
+        raise ValueError(
+            "max_num_seqs and max_num_batched_tokens must be at least 1 and max_model_len at least 2, "
+            f"got {max_num_seqs}, {max_num_batched_tokens} and {max_model_len}"
+        )
+
+
 def order(policy: str) -> Callable[[Request], tuple[int, int]]:
     """The sort key of the queue and of the running list. ValueError for an unknown policy."""
     if policy not in POLICIES:
@@ -85,7 +94,7 @@ def ending(request: Request) -> tuple[FinishReason, int | None] | None:
     """(finish reason, stop reason) if the request's newest token ends it, else None.
 
     An end-of-sequence token at the length limit counts as "stop". Before min_tokens tokens are there, only length
-    ends a request.
+    ends a request, and the completion of what it is constrained to.
     """
     count = len(request.output_ids)
     token = request.output_ids[-1]
@@ -94,6 +103,8 @@ def ending(request: Request) -> tuple[FinishReason, int | None] | None:
             return FinishReason.STOP, None
         if token in request.stop_ids:
             return FinishReason.STOP, token
+    if request.constraint is not None and request.constraint.finished:
+        return FinishReason.STOP, None
     if count >= request.max_tokens:
         return FinishReason.LENGTH, None
     return None
