@@ -12,7 +12,7 @@ import pytest
 
 from jaxpaged import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from jaxpaged.engine import Engine
-from tests.support.asynchrony import assert_idle, last_of, text_checkpoint
+from tests.support.asynchrony import LONG, assert_idle, last_of, text_checkpoint
 from tests.support.engines import small_llm
 
 NUM_REQUESTS = 1000
@@ -144,6 +144,12 @@ def test_the_rest_of_a_thousand_get_what_they_get_alone(llm: AsyncLLM) -> None:
                 assert result == alone[which]
                 complete += 1
         assert 500 < complete < NUM_REQUESTS - 100
+        wave = [asyncio.ensure_future(last_of(llm.generate([index], LONG))) for index in range(200)]
+        await asyncio.sleep(0.1)  # some run, most wait
+        for task in wave:
+            task.cancel()
+        await asyncio.gather(*wave, return_exceptions=True)
+        assert await llm.call(lambda engine: engine.num_unfinished) == 0
         after = await llm.stats()
         assert after["blocks_used"] == before["blocks_used"] == 0
         assert after["preemptions"] > before["preemptions"]
