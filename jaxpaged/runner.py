@@ -198,7 +198,10 @@ def _row_logprobs(row: RowPlan, host: SampleOutput, i: int) -> TokenLogprobs | N
     assert host.top_ids is not None and host.top_logprobs is not None
     named = params.logprob_token_ids
     if named is None:
-        ids, values = host.top_ids[i, : params.logprobs], host.top_logprobs[i, : params.logprobs]
+        count = (
+            None if params.logprobs == -1 else params.logprobs
+        )  # None: the whole vocabulary, which top_ids then hold
+        ids, values = host.top_ids[i, :count], host.top_logprobs[i, :count]
     else:
         assert host.scored is not None
         ids, values = np.array(named, np.int32), host.scored[i, : len(named)]
