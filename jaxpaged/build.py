@@ -18,7 +18,7 @@ from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.runner import ModelRunner
 from jaxpaged.sharding.mesh import make_mesh
-from jaxpaged.warm_start import WarmStart, use_compilation_cache
+from jaxpaged.warm_start import WarmStart, processor_name, use_compilation_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,9 @@ def load(config: EngineConfig) -> Loaded:
     model = checkpoint.config
     plan = draw_blueprint(config, model, mesh.devices.flat[0], mesh)
     runner = ModelRunner(model, plan.code, plan.spec, mesh, plan.abstract_params)
-    warm = WarmStart(cache, model, plan.code, plan.spec, mesh)
+    warm = WarmStart(cache, processor_name(mesh.devices.flat[0]), model, plan.code, plan.spec, mesh)
     if config.warmup and not warm.ready:
-        runner.programs.start(os.cpu_count() or 1, smallest_first=False)
+        runner.programs.start(os.cpu_count() or 1, smallest_first=False, on_disk=False)
     begun = time.perf_counter()
     if config.load_format == "dummy":
         runner.load(_random_weights(plan, config.seed))
@@ -56,7 +56,8 @@ def load(config: EngineConfig) -> Loaded:
     checkpoint.source.close()
     loaded = time.perf_counter()
     if config.warmup and warm.ready:
-        runner.programs.start(1, smallest_first=True)  # read from the cache while the first requests run
+        # read from the cache while the first requests run
+        runner.programs.start(1, smallest_first=True, on_disk=True)
     elif config.warmup:
         with _ProgressBar(config, "compiling programs") as progress:
             runner.programs.finish(progress)
