@@ -19,7 +19,7 @@ from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, Slot, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.runner import ModelRunner
 from jaxpaged.sharding.mesh import make_mesh
-from jaxpaged.warm_start import WarmStart, use_compilation_cache
+from jaxpaged.warm_start import WarmStart, processor_name, use_compilation_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def load(config: EngineConfig) -> Loaded:
     model = checkpoint.config
     plan = draw_blueprint(config, model, mesh.devices.flat[0], mesh)
     runner = ModelRunner(model, plan.code, plan.spec, mesh, plan.abstract_params)
-    warm = WarmStart(cache, model, plan.code, plan.spec, mesh)
+    warm = WarmStart(cache, processor_name(mesh.devices.flat[0]), model, plan.code, plan.spec, mesh)
     if config.warmup and not warm.ready:
         runner.programs.start(os.cpu_count() or 1)
     begun = time.perf_counter()

@@ -18,6 +18,7 @@ from jaxpaged.models.forward import CausalLM
 from jaxpaged.pallas_kernels import copy_blocks
 from jaxpaged.sampling import SampleOutput, SamplerMode, SamplingInput, sample
 from jaxpaged.sampling_adjust import RowState, count_tokens
+from jaxpaged.warm_start import watch_cache
 
 STACK_BYTES = 64 << 20  # XLA's passes recurse deeply on unrolled models
 
@@ -127,8 +128,8 @@ class Programs:
         self._recipes = dict(recipes)
         self._compiled: dict[Any, jax.stages.Compiled] = {}
         self._futures: dict[Any, Future[jax.stages.Compiled]] = {}
+        self._late: list[Any] = []  # keys of what was compiled at its first use, or was lost from the disk
         self._on_disk = self._reading = False
-        self.late_compilations = 0  # programs compiled at their first use, without warm-up
 
     def add(self, key: Any, recipe: Recipe) -> None:
         """One more program, compiled at its first use."""
@@ -144,7 +145,8 @@ class Programs:
         self._submit(self._recipes, threads)
 
     def expect_on_disk(self) -> None:
-        """They are in the persistent cache: each is read when it is first used, or by read_ahead()."""
+        """They are in the persistent cache: each is read when it is first used, or by read_ahead();
+        what has to be compiled all the same counts as late."""
         self._on_disk = True
 
     def read_ahead(self) -> None:
@@ -159,7 +161,7 @@ class Programs:
         try:
             pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
             for key in keys:
-                self._futures[key] = pool.submit(self._recipes[key].compile)
+                self._futures[key] = pool.submit(self._make, key, self._recipes[key])
         finally:
             threading.stack_size(old)
         pool.shutdown(wait=False)
@@ -184,10 +186,24 @@ class Programs:
 
     def _obtain(self, key: Any) -> jax.stages.Compiled:
         future = self._futures.pop(key, None)
-        if future is None:
-            self.late_compilations += not self._on_disk
-            return self._recipes[key].compile()
-        return self._recipes[key].compile() if future.cancel() else future.result()
+        if future is not None and not future.cancel():
+            return future.result()
+        if future is None and not self._on_disk:
+            self._late.append(key)
+        return self._make(key, self._recipes[key])
+
+    def _make(self, key: Any, recipe: Recipe) -> jax.stages.Compiled:
+        """On any thread."""
+        with watch_cache() as watch:
+            program = recipe.compile()
+        if self._on_disk and watch.num_misses:
+            self._late.append(key)
+        return program
+
+    @property
+    def late_compilations(self) -> int:
+        """Programs compiled at their first use, without warm-up; and those that the disk had lost."""
+        return len(self._late)
 
     @property
     def num_ready(self) -> int:
