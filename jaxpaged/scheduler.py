@@ -152,7 +152,8 @@ class Scheduler:
     def absorb(self, result: StepResult) -> list[Request]:
         """Take in the results of the oldest plan in flight; the requests that got a token or failed, in row order.
 
-        A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
+        A token is dropped if its request has finished meanwhile or a forced one took its place; a preempted request
+        still gets its own.
         A request whose logits were not finite ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
@@ -160,7 +161,7 @@ class Scheduler:
         updated: list[Request] = []
         answers = zip(rows, result.token_ids.tolist(), result.logprobs, strict=True)
         for index, (row, token, logprobs) in enumerate(answers):
-            if row.request.finished:
+            if row.request.finished or row.request.disregards_sample():
                 continue
             if index in result.failed:
                 self.finish(row.request, FinishReason.ERROR, None)
@@ -168,6 +169,13 @@ class Scheduler:
                 self._append(row.request, token, logprobs)
             updated.append(row.request)
         return updated
+
+    def force(self, request: Request, token: int) -> None:
+        """Give a request its next token, which need not be sampled: its one sample in flight will not count."""
+        assert request.num_pending <= 1, f"{request.request_id} has tokens before this one that are not known"
+        request.num_disregarded += request.num_pending
+        request.num_pending = 1
+        self._append(request, token, None)
 
     def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         """End a request and take its slot and blocks back; a finished one is left as it is."""
@@ -253,7 +261,7 @@ class Scheduler:
         while index < len(self._waiting) and step.budget > 0 and self._free_slots:
             request = self._waiting[index]
             sibling = sibling_to_share(request)
-            if sibling is not None and _not_ready(sibling, step):
+            if sibling is not None and not step.finds_prompt_of(sibling):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
@@ -289,8 +297,3 @@ class Scheduler:
         end = ending(request)
         if end is not None:
             self.finish(request, *end)
-
-
-def _not_ready(sibling: Request, step: StepBuilder) -> bool:
-    """True until earlier steps have computed the sibling's prompt up to its last token."""
-    return sibling.status != Status.RUNNING or step.computed_before(sibling) < sibling.num_prompt - 1
