@@ -10,7 +10,7 @@ from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, ending, order, sibling_to_share, tokens_wanted
+from jaxpaged.scheduler_policy import LengthLimits, check_sizes, ending, order, sibling_to_share, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -38,11 +38,7 @@ class Scheduler:
         policy: str,
         enable_prefix_caching: bool,
     ) -> None:
-        if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
-            raise ValueError(
-                "max_num_seqs and max_num_batched_tokens must be at least 1 and max_model_len at least 2, "
-                f"got {max_num_seqs}, {max_num_batched_tokens} and {max_model_len}"
-            )
+        check_sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -56,6 +52,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
         self._running: list[Request] = []
+        self._num_slots = max_num_seqs
         self._free_slots = list(range(max_num_seqs))  # a heap: the lowest slot is used first
         self._in_flight: deque[StepPlan] = deque()
         self._num_steps = 0
@@ -86,15 +83,8 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_blocks=self._blocks.num_usable,
-            blocks_used=self._blocks.num_used,
-            blocks_peak=self._blocks.peak_used,
-            blocks_shared=self._blocks.num_shared,
-            blocks_shared_peak=self._blocks.peak_shared,
-            blocks_reused=self._blocks.blocks_reused,
             preemptions=self._num_preemptions,
-            prefix_queries=self._blocks.prefix_queries,
-            prefix_hits=self._blocks.prefix_hits,
+            **self._blocks.figures(),
         )
 
     def check_prompt(self, num_prompt: int) -> None:
@@ -200,6 +190,20 @@ class Scheduler:
         if request is not None:
             self.finish(request, FinishReason.ABORT, None)
         return request
+
+    def restart(self) -> None:
+        """Begin anew with every unfinished request in the queue: the cache is lost, or a step was torn in two.
+
+        Outputs are kept, all else is computed again. Plans in flight are void; what they sampled is sampled again.
+        """
+        self._in_flight.clear()
+        self._requests = {name: request for name, request in self._requests.items() if not request.finished}
+        self._blocks.restart()
+        self._running.clear()
+        self._free_slots = list(range(self._num_slots))
+        self._waiting = sorted(self._requests.values(), key=self._key)
+        for request in self._waiting:
+            request.lose_progress()
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing done, while a request is running."""
