@@ -97,7 +97,7 @@ class Request:
         if self.status == Status.RUNNING:
             self.status = Status.PREEMPTED
         self.slot = None
-        self.num_computed = self.num_pending = 0
+        self.num_computed = self.num_pending = self.num_disregarded = 0
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions [start, stop) that the host knows; shorter if some are in flight."""

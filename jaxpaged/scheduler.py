@@ -142,8 +142,7 @@ class Scheduler:
     def absorb(self, result: StepResult) -> list[Request]:
         """Take in the results of the oldest plan in flight; the requests that got a token or failed, in row order.
 
-        A token is dropped if its request has finished meanwhile or a forced one took its place; a preempted request
-        still gets its own.
+        It is dropped where the request has finished or was forced to one; a preempted request still gets its token.
         A request whose logits were not finite ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
@@ -161,8 +160,7 @@ class Scheduler:
         return updated
 
     def force(self, request: Request, token: int) -> None:
-        """Give a request its next token, which need not be sampled: its one sample in flight will not count."""
-        assert request.num_pending <= 1, f"{request.request_id} has tokens before this one that are not known"
+        """Give a request its next token unsampled. All before it must be known; the one in flight will not count."""
         request.num_disregarded += request.num_pending
         request.num_pending = 1
         self._append(request, token, None)

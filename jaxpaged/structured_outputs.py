@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, final
 
@@ -24,8 +25,9 @@ _MOST_LINES = 10
 class StructuredOutputs:
     """The structures of one engine. Compiled grammars are kept by their content, the latest used ones.
 
-    Not thread-safe. The first request with a structure pays for the vocabulary, each new structure for its grammar:
-    about a millisecond for a typical schema, up to a second for an extremely complex one.
+    Any thread may ask for constraints; each of these is then used by one at a time. The first request with a structure
+    pays for the vocabulary, each new structure for its grammar: about a millisecond for a typical schema, up to a
+    second for an extremely complex one.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
@@ -34,6 +36,7 @@ class StructuredOutputs:
         self._vocab_size = vocab_size
         self._vocabulary: StructuredVocabulary | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
 
     @property
     def num_compiled(self) -> int:
@@ -51,13 +54,14 @@ class StructuredOutputs:
                 "structured_outputs need a tokenizer, and this engine was built with skip_tokenizer_init=True"
             )
         field = next(name for name in FORMS if getattr(params, name) is not None)
-        if self._vocabulary is None:
-            self._vocabulary = StructuredVocabulary(self._tokenizer, self._vocab_size)
-        try:
-            matcher = self._matcher(grammar_text(params), self._vocabulary)
-        except ValueError as error:
-            raise ValueError(f"structured_outputs: {field} cannot be compiled: {_shortened(str(error))}") from None
-        return GrammarConstraint(matcher.deep_copy(), self._vocab_size, ending_ids)
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = StructuredVocabulary(self._tokenizer, self._vocab_size)
+            try:
+                matcher = self._matcher(grammar_text(params), self._vocabulary)
+            except ValueError as error:
+                raise ValueError(f"structured_outputs: {field} cannot be compiled: {_shortened(str(error))}") from None
+            return GrammarConstraint(matcher.deep_copy(), self._vocab_size, ending_ids)
 
     def _matcher(self, grammar: str, vocabulary: StructuredVocabulary) -> LLMatcher:
         """The compiled grammar, which is never advanced itself."""

@@ -92,3 +92,17 @@ def test_a_run_ends_where_a_sampled_token_would(max_tokens: int, stop: list[int]
             loop.scheduler.force(request, token)
     assert request.output_ids == [502, 503, 504] and request.finish_reason == reason
     loop.finish()
+
+
+def test_samples_in_flight_are_forgotten_with_their_steps() -> None:
+    """After a restart the next sample was dropped in place of the one that was lost."""
+    loop = ForcingLoop(runs=random.Random(0))
+    loop._runs.random = lambda: 1.0
+    request = loop.add(make_request("a", [1, 2, 3], max_tokens=10))
+    loop.schedule()
+    loop.force(request, 4)
+    loop.scheduler.restart()
+    loop.flight.clear()
+    loop.device.leave(request)
+    loop.finish()
+    assert len(request.output_ids) == 10
