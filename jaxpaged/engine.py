@@ -12,9 +12,10 @@ from typing import Any
 from jaxpaged.admission import Admission, Ticket
 from jaxpaged.build import Loaded, load
 from jaxpaged.config import EngineConfig
+from jaxpaged.jump_ahead import forced_tokens
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.plan import StepPlan
+from jaxpaged.plan import RowPlan, StepPlan
 from jaxpaged.request import FinishReason, Request
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
@@ -52,6 +53,7 @@ class Engine:
             self.model_config,
             self.tokenizer,
             check_length=self._scheduler.check_prompt,
+            check_processor=self._runner.adjusted.check_processor,
             longest=self.limits.max_model_len,
             max_logprobs=config.max_logprobs,
             seed=config.seed,
@@ -63,6 +65,7 @@ class Engine:
         self._suspect: StepPlan | None = None  # the step that is being made or read; None: it is still being planned
         self._step_seconds = 0.0
         self._num_outputs = 0
+        self._num_forced = 0
         self._num_failed_steps = 0
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> Ticket:
@@ -160,7 +163,8 @@ class Engine:
             "failed_steps": self._num_failed_steps,
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
-            "output_tokens": self._num_outputs,
+            "output_tokens": self._num_outputs + self._num_forced,
+            "forced_tokens": self._num_forced,
             "step_s": self._step_seconds,
             "device_wait_s": wait,
             "host_s": self._step_seconds - wait,
@@ -174,14 +178,40 @@ class Engine:
     def _step(self) -> list[RequestOutput]:
         self._suspect = None
         plan = self._scheduler.schedule()
+        outputs: list[RequestOutput] = []
         if plan is not None:
             self._suspect = plan
-            self._in_flight.append(self._runner.dispatch(plan))
-        if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
-            return []
-        flight = self._in_flight.popleft()
+            begun = self._runner.begin(plan)
+            if plan.awaits_tokens:
+                # Late sampling: the device is busy with the backbone while the host learns what rows may sample.
+                while self._in_flight:
+                    outputs += self._read(self._in_flight.popleft())
+                self._suspect = plan
+            outputs += self._jump_ahead(begun.rows)
+            self._in_flight.append(self._runner.draw(begun))
+        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+            outputs += self._read(self._in_flight.popleft())
+        return outputs
+
+    def _read(self, flight: InFlight) -> list[RequestOutput]:
+        """Wait for a step's tokens and take them in."""
         self._suspect = flight.plan
         return self._deliver(self._scheduler.absorb(self._runner.collect(flight)))
+
+    def _jump_ahead(self, rows: Sequence[RowPlan]) -> list[RequestOutput]:
+        """Give rows the runs of tokens that their structures force; what they sample in this step is dropped."""
+        updated: list[Request] = []
+        for request in (row.request for row in rows if row.request.jumps_ahead):
+            tokens = forced_tokens(request)
+            for token in tokens:
+                if not request.finished:
+                    self._scheduler.force(request, token)
+                    self._num_forced += 1
+                    self._advance(self._owners[request.request_id][1])
+            if tokens:
+                updated.append(request)
+        self._num_outputs -= len(updated)  # _deliver counts one for each
+        return self._deliver(updated)
 
     def _deliver(self, updated: Sequence[Request]) -> list[RequestOutput]:
         """The outputs of requests that got a token or failed."""

@@ -49,7 +49,7 @@ class Sample:
         self._num_read += len(new)
         self._add_logprobs(request, len(new))
         self._ended = request.finished
-        at_stop = bool(new) and request.finish_reason == FinishReason.STOP
+        at_stop = bool(new) and request.finish_reason == FinishReason.STOP and request.ends_with(new[-1])
         return self._detokenizer.push(new, ended=request.finished, hide_last=at_stop)
 
     def stop_at(self, match: StopMatch) -> None:
@@ -75,7 +75,7 @@ class Sample:
         request = self.request
         start = self._num_delivered if kind == RequestOutputKind.DELTA else 0
         self._num_delivered = self._num_read
-        wants = request.params.logprobs is not None
+        wants = request.params.wants_logprobs
         return CompletionOutput(
             index=self.index,
             text=self._detokenizer.take_delta() if kind == RequestOutputKind.DELTA else self._detokenizer.text,
@@ -88,7 +88,7 @@ class Sample:
         )
 
     def _add_logprobs(self, request: Request, count: int) -> None:
-        if request.params.logprobs is None or not count:
+        if not request.params.wants_logprobs or not count:
             return
         for token, found in zip(request.output_ids[-count:], request.logprobs[-count:], strict=True):
             assert found is not None, "a request with logprobs got a token without"
@@ -96,13 +96,13 @@ class Sample:
             self._cumulative += found.sampled_logprob
 
     def _entries(self, token: int, found: TokenLogprobs) -> dict[int, Logprob]:
-        """The sampled token first, then the best ones, each once with its true rank."""
+        """The sampled token first, then the best ones, each once with its true rank; or the ids the request named."""
         entries = {token: self._logprob(token, found.sampled_logprob, found.sampled_rank)}
         for rank, (top, logprob) in enumerate(zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True), 1):
-            entries.setdefault(top, self._logprob(top, logprob, rank))
+            entries.setdefault(top, self._logprob(top, logprob, rank if found.ranked else None))
         return entries
 
-    def _logprob(self, token: int, logprob: float, rank: int) -> Logprob:
+    def _logprob(self, token: int, logprob: float, rank: int | None) -> Logprob:
         text = self._tokenizer.token_text(token) if self._tokenizer is not None else ""
         return Logprob(logprob=logprob, rank=rank, decoded_token=text)
 

@@ -50,13 +50,19 @@ class StepPlan:
         """Tokens the step computes, padding not counted."""
         return sum(row.count for row in self.rows)
 
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether what a row may sample depends on a token that the host does not know yet."""
+        return any(row.samples and row.token_on_device and row.request.constraint is not None for row in self.rows)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, best first: ids int[k], logprobs float[k]; and the sampled token's own."""
+    """Log-probabilities at one position: ids int[k], logprobs float[k]; and the sampled token's own."""
 
-    top_ids: np.ndarray
+    top_ids: np.ndarray  # the most probable ids, best first; or the ids that the request named, in its order
     top_logprobs: np.ndarray
+    ranked: bool  # whether they are the most probable ones
     sampled_logprob: float
     sampled_rank: int  # 1 is the most probable token of the vocabulary
 

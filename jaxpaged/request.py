@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jaxpaged.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxpaged.constraints import TokenConstraint
     from jaxpaged.plan import TokenLogprobs
 
 
@@ -50,6 +54,9 @@ class Request:
     arrival: int = 0  # running number, set by the scheduler
     cache_key: bytes = b""  # extra key of the prefix-hash chain (salt, adapter, rope length)
     sibling: Request | None = None  # n > 1: the first sample, whose prompt blocks this one shares
+    allowed: np.ndarray | None = None  # packed mask of the tokens that may come at all; None: all of them
+    constraint: TokenConstraint | None = None  # what may come next, where that depends on what came before
+    jumps_ahead: bool = False  # tokens that the constraint forces are taken without sampling
 
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -62,6 +69,19 @@ class Request:
     num_cached: int = 0  # prompt tokens taken from the prefix cache or a sibling at first admission
     num_preemptions: int = 0
     slot: int | None = None
+
+    @functools.cached_property
+    def adjusts(self) -> bool:
+        """Whether its logits need more than temperature and filters, or other log-probabilities than the top ones."""
+        params = self.params
+        return (
+            params.penalised
+            or bool(params.logit_bias)
+            or params.logits_processor is not None
+            or params.logprob_token_ids is not None
+            or self.allowed is not None
+            or self.constraint is not None
+        )
 
     @property
     def num_prompt(self) -> int:
@@ -80,6 +100,10 @@ class Request:
     def banned_at(self, num_outputs: int) -> frozenset[int]:
         """Ids that must not be sampled as output number num_outputs (from 0): what would end it before min_tokens."""
         return self.eos_ids | self.stop_ids if num_outputs < self.params.min_tokens else frozenset()
+
+    def ends_with(self, token: int) -> bool:
+        """Whether this token is an end-of-sequence or stop id, which is no part of the text."""
+        return token in self.eos_ids or token in self.stop_ids
 
     def disregards_sample(self) -> bool:
         """Whether the oldest sample in flight is to be dropped; asked once for each."""

@@ -10,7 +10,7 @@ from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, check_sizes, ending, order, sibling_to_share, tokens_wanted
+from jaxpaged.scheduler_policy import LengthLimits, order, sibling_to_share, take, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -293,9 +293,6 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Give a request its next token and end it if that ends it."""
-        request.num_pending -= 1
-        request.output_ids.append(token)
-        request.logprobs.append(logprobs)
-        end = ending(request)
+        end = take(request, token, logprobs)
         if end is not None:
             self.finish(request, *end)
