@@ -15,7 +15,7 @@ from jaxpaged.constraints import forbid, mask_words
 from jaxpaged.plan import RowPlan
 from jaxpaged.programs import Programs
 from jaxpaged.recipes import BANNED_WIDTH, HISTORY, Recipes, SamplerKey
-from jaxpaged.request import Request
+from jaxpaged.request import Request, described
 from jaxpaged.sampling_adjust import (
     Adjustments,
     RowAdjustment,
@@ -91,10 +91,11 @@ class AdjustedRows:
         self._processor_keys.append(key)
         return key
 
-    def prepare(self, key: SamplerKey, rows: Sequence[RowPlan]) -> Adjusted:
+    def prepare(self, key: SamplerKey, rows: Sequence[RowPlan], failed: dict[int, str]) -> Adjusted:
         """Everything for one step; begins the histories of rows that need one and have just taken their slot.
 
-        Constraints are asked for their masks, so all tokens before the sampled ones must have been accepted.
+        Constraints are asked for their masks, so all tokens before the sampled ones must have been accepted. Rows
+        whose constraint raises are put into failed, with what it raised.
         """
         base = self._neutral.get(key.size)
         if base is None:
@@ -107,15 +108,29 @@ class AdjustedRows:
             if number or row.request.params.penalised:
                 self._begin_history(row)
             known[index], previous[index] = not row.token_on_device, row.tokens[-1]
+            try:
+                mask = self._mask(row)
+            except Exception as error:
+                failed[index], mask = described(error), None
             asked.append(
                 RowAdjustment(
                     params=row.request.params,
                     num_prompt=row.request.num_prompt,
-                    mask=self._mask(row),
+                    mask=mask,
                     processor=number,
                 )
             )
         return Adjusted(adjustments=build_adjustments(asked, base, self._vocab_size), known=known, previous=previous)
+
+    @property
+    def state(self) -> jax.Array | None:
+        """What is on the device and belongs to no single step, if anything."""
+        return self._histories
+
+    def drop(self) -> None:
+        """Forget the histories: what they counted, or they themselves, may be lost."""
+        self._histories = None
+        self._holders = [None] * self._num_slots
 
     @property
     def histories(self) -> jax.Array:

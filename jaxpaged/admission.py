@@ -48,8 +48,7 @@ class Admission:
         max_logprobs: int,
         seed: int,
     ) -> None:
-        """check_length raises ValueError for a prompt length that cannot be served, check_processor for a
-        logits_processor that cannot be traced; longest is max_model_len."""
+        """The checks raise ValueError: for a prompt's length, for a logits_processor. longest is max_model_len."""
         self._model, self._tokenizer = model, tokenizer
         self._check_length, self._check_processor = check_length, check_processor
         self._longest = longest
@@ -98,10 +97,8 @@ class Admission:
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
                     sibling=requests[0] if requests else None,
                     allowed=ticket.rules.allowed,
-                    constraint=together(
-                        [each for each in (rules.constraint(), structure and structure.fork()) if each]
-                    ),
-                    jumps_ahead=structure is not None and may_jump_ahead(params),
+                    constraint=ticket.constraint(),
+                    jumps_ahead=ticket.structure is not None and may_jump_ahead(params),
                 )
             )
         return requests

@@ -6,7 +6,8 @@ Letters: R rows (sequences in the step), P blocks per row, T tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,8 +53,11 @@ class StepPlan:
 
     @property
     def awaits_tokens(self) -> bool:
-        """Whether what a row may sample depends on a token that the host does not know yet."""
-        return any(row.samples and row.token_on_device and row.request.constraint is not None for row in self.rows)
+        """Whether what a row may sample depends on a token that the host does not know yet, or it may jump ahead."""
+        return any(
+            row.samples and row.request.constraint is not None and (row.token_on_device or row.request.jumps_ahead)
+            for row in self.rows
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,5 +78,5 @@ class StepResult:
     step: int
     token_ids: np.ndarray  # int32[number of rows with samples=True]
     logprobs: tuple[TokenLogprobs | None, ...]  # per sampling row; None where the request asked for none
-    # Positions (in token_ids) of rows whose logits were not finite: their tokens are meaningless.
-    failed: frozenset[int] = frozenset()
+    # Position (in token_ids) of a row that failed, whose token is meaningless, and what went wrong.
+    failed: Mapping[int, str] = field(default_factory=dict)

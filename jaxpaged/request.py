@@ -63,6 +63,7 @@ class Request:
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None  # what went wrong, with finish reason "error"
     num_computed: int = 0  # tokens whose KV is in the cache (or in flight to it)
     num_pending: int = 0  # sampled on the device, not yet read by the host (0 or 1)
     num_disregarded: int = 0  # samples in flight that will be dropped, because a forced token took their place
@@ -116,10 +117,19 @@ class Request:
     def finished(self) -> bool:
         return self.status >= Status.FINISHED
 
+    def receive(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """The next output, which was in flight. Raises what the request's constraint raises."""
+        self.num_pending -= 1
+        self.output_ids.append(token)
+        self.logprobs.append(logprobs)
+        if self.constraint is not None:
+            self.constraint.accept(token)
+
     def lose_progress(self) -> None:
         """Back to the state of a queued request: nothing is computed or in flight, the known outputs stay."""
         if self.status == Status.RUNNING:
             self.status = Status.PREEMPTED
+            self.num_preemptions += 1
         self.slot = None
         self.num_computed = self.num_pending = self.num_disregarded = 0
 
@@ -129,3 +139,8 @@ class Request:
         if start >= prompt:
             return self.output_ids[start - prompt : stop - prompt]
         return list(self.prompt_ids[start:stop]) + self.output_ids[: max(0, stop - prompt)]
+
+
+def described(error: Exception) -> str:
+    """An exception in a line, as Request.error has it."""
+    return f"{type(error).__name__}: {error}"

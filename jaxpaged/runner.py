@@ -21,6 +21,8 @@ from jaxpaged.recipes import BANNED_WIDTH, COPY, Recipes, RunnerSpec, SamplerKey
 from jaxpaged.sampling import SampleOutput, SamplingInput, build_sampling_input
 from jaxpaged.sharding.rules import replicated
 
+NOT_FINITE = "the model's logits were not finite"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
@@ -38,6 +40,7 @@ class InFlight:
     plan: StepPlan
     rows: tuple[RowPlan, ...]
     output: SampleOutput | None
+    failed: dict[int, str]  # sampled rows whose constraint raised, and what
 
 
 class ModelRunner:
@@ -73,12 +76,12 @@ class ModelRunner:
 
     @property
     def intact(self) -> bool:
-        """Whether cache and last tokens can be read; waits for the steps in flight.
+        """Whether what steps pass on to each other can be read; waits for the steps in flight.
 
         A program that fails takes what was donated to it along, and a step that fails on the device leaves its error
         in place of its results and of all that is computed from them.
         """
-        arrays = jax.tree.leaves((self._cache, self._last_tokens))
+        arrays = jax.tree.leaves((self._cache, self._last_tokens, self.adjusted.state))
         if not arrays or any(array.is_deleted() for array in arrays):
             return False
         try:
@@ -90,6 +93,7 @@ class ModelRunner:
     def drop_cache(self) -> None:
         """Free the cache's memory; the next step makes an empty one. Nothing computed before may be used again."""
         self._cache = ()
+        self.adjusted.drop()
 
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Start a step on the device. Plans must come in order: each reads what its predecessors wrote."""
@@ -111,8 +115,9 @@ class ModelRunner:
 
     def draw(self, begun: Begun) -> InFlight:
         """Start the sampling of a step that has begun. Constraints must have accepted all earlier tokens."""
-        output = self._sample(begun.rows, begun.hidden) if begun.rows else None
-        return InFlight(plan=begun.plan, rows=begun.rows, output=output)
+        failed: dict[int, str] = {}
+        output = self._sample(begun.rows, begun.hidden, failed) if begun.rows else None
+        return InFlight(plan=begun.plan, rows=begun.rows, output=output, failed=failed)
 
     def collect(self, flight: InFlight) -> StepResult:
         """Wait for a step's samples."""
@@ -124,7 +129,7 @@ class ModelRunner:
         self.device_wait_seconds += time.perf_counter() - begun
         count = len(flight.rows)
         logprobs = tuple(_row_logprobs(row, host, i) for i, row in enumerate(flight.rows))
-        failed = frozenset(np.flatnonzero(host.bad[:count]).tolist())
+        failed = dict.fromkeys(np.flatnonzero(host.bad[:count]).tolist(), NOT_FINITE) | flight.failed
         return StepResult(step=flight.plan.step, token_ids=host.token[:count], failed=failed, logprobs=logprobs)
 
     def _make_cache(self) -> None:
@@ -142,7 +147,7 @@ class ModelRunner:
             copies[: len(part)] = part
             self._cache = self.programs[COPY](self._cache, copies)
 
-    def _sample(self, rows: tuple[RowPlan, ...], hidden: jax.Array) -> SampleOutput:
+    def _sample(self, rows: tuple[RowPlan, ...], hidden: jax.Array, failed: dict[int, str]) -> SampleOutput:
         spec, vocab_size = self._spec, self._model.vocab_size
         asked = [
             (r.request.params, r.request.seed, r.kv_len, tuple(r.request.banned_at(r.kv_len - r.request.num_prompt)))
@@ -161,16 +166,21 @@ class ModelRunner:
         slots = np.full(key.size, spec.batch.max_num_seqs, np.int32)
         slots[: len(rows)] = [row.slot for row in rows]
         if adjusts:
-            return self._sample_adjusted(key, rows, (self._params, hidden, self._last_tokens, slots), inputs)
+            return self._sample_adjusted(key, rows, (self._params, hidden, self._last_tokens, slots), inputs, failed)
         output, self._last_tokens = self.programs[key](self._params, hidden, self._last_tokens, slots, inputs)
         return output
 
     def _sample_adjusted(
-        self, key: SamplerKey, rows: tuple[RowPlan, ...], arguments: tuple[Any, ...], inputs: SamplingInput
+        self,
+        key: SamplerKey,
+        rows: tuple[RowPlan, ...],
+        arguments: tuple[Any, ...],
+        inputs: SamplingInput,
+        failed: dict[int, str],
     ) -> SampleOutput:
         adjusted = self.adjusted
         key = adjusted.with_processors(key, rows)
-        more = adjusted.prepare(key, rows)
+        more = adjusted.prepare(key, rows, failed)
         inputs = replace(inputs, adjustments=more.adjustments)
         output, self._last_tokens, adjusted.histories = self.programs[key](
             *arguments, inputs, adjusted.histories, more.known, more.previous

@@ -10,7 +10,7 @@ from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, order, sibling_to_share, take, tokens_wanted
+from jaxpaged.scheduler_policy import LengthLimits, check_sizes, order, sibling_to_share, take, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -142,8 +142,8 @@ class Scheduler:
     def absorb(self, result: StepResult) -> list[Request]:
         """Take in the results of the oldest plan in flight; the requests that got a token or failed, in row order.
 
-        It is dropped where the request has finished or was forced to one; a preempted request still gets its token.
-        A request whose logits were not finite ends with "error", whatever it has got so far stays.
+        Tokens of requests that have finished meanwhile, or were forced to others, are dropped; a preempted request
+        still gets its token. A request that failed ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
         self._in_flight.popleft()
@@ -153,6 +153,7 @@ class Scheduler:
             if row.request.finished or row.request.disregards_sample():
                 continue
             if index in result.failed:
+                row.request.error = result.failed[index]
                 self.finish(row.request, FinishReason.ERROR, None)
             else:
                 self._append(row.request, token, logprobs)
@@ -263,7 +264,7 @@ class Scheduler:
         while index < len(self._waiting) and step.budget > 0 and self._free_slots:
             request = self._waiting[index]
             sibling = sibling_to_share(request)
-            if sibling is not None and not step.finds_prompt_of(sibling):
+            if sibling is not None and not step.can_share(sibling):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.

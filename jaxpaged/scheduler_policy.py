@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxpaged.config import POLICIES
 from jaxpaged.plan import TokenLogprobs
-from jaxpaged.request import FinishReason, Request, Status
+from jaxpaged.request import FinishReason, Request, Status, described
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +92,13 @@ def sibling_to_share(request: Request) -> Request | None:
 
 
 def take(request: Request, token: int, logprobs: TokenLogprobs | None) -> tuple[FinishReason, int | None] | None:
-    """Append the token that was in flight; (finish reason, stop reason) if it ends the request, else None."""
-    request.num_pending -= 1
-    request.output_ids.append(token)
-    request.logprobs.append(logprobs)
-    if request.constraint is not None:
-        request.constraint.accept(token)
-    return ending(request)
+    """Give a request the token that was in flight; (finish reason, stop reason) if that ends it, else None."""
+    try:
+        request.receive(token, logprobs)
+        return ending(request)
+    except Exception as error:  # of its constraint: nobody else's affair
+        request.error = described(error)
+        return FinishReason.ERROR, None
 
 
 def ending(request: Request) -> tuple[FinishReason, int | None] | None:
