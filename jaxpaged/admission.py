@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxpaged.constraints import TokenRules
+from jaxpaged.constraints import TokenConstraint, TokenRules, together
+from jaxpaged.jump_ahead import may_jump_ahead
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.request import Request
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.stop_strings import resolve_stop_tokens
+from jaxpaged.structured_outputs import GrammarConstraint, StructuredOutputs
 from jaxpaged.tokenizer import Tokenizer
 
 
@@ -24,6 +26,12 @@ class Ticket:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     rules: TokenRules
+    structure: GrammarConstraint | None  # at its beginning
+
+    def constraint(self) -> TokenConstraint | None:
+        """For one more sequence: what its next token may be, where that depends on the ones before."""
+        found = (self.rules.constraint(), None if self.structure is None else self.structure.fork())
+        return together([each for each in found if each is not None])
 
 
 class Admission:
@@ -46,6 +54,7 @@ class Admission:
         self._longest = longest
         self._max_logprobs = max_logprobs
         self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
+        self._structures = StructuredOutputs(tokenizer, model.vocab_size)
         self._seeds = np.random.default_rng(seed)
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None) -> Ticket:
@@ -63,8 +72,13 @@ class Admission:
             raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
         if params.logits_processor is not None:
             self._check_processor(params.logits_processor)
-        rules = TokenRules.of(params, self._tokenizer, vocab_size)
-        return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params, rules=rules)
+        return Ticket(
+            prompt=prompt,
+            prompt_ids=tuple(map(int, prompt_ids)),
+            params=params,
+            rules=TokenRules.of(params, self._tokenizer, vocab_size),
+            structure=self._structure(params),
+        )
 
     def requests(self, request_id: str, ticket: Ticket, *, priority: int) -> list[Request]:
         """The ticket's params.n sequences. Draws a seed if the request has none."""
@@ -86,10 +100,17 @@ class Admission:
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
                     sibling=requests[0] if requests else None,
                     allowed=ticket.rules.allowed,
-                    constraint=ticket.rules.constraint(),
+                    constraint=ticket.constraint(),
+                    jumps_ahead=ticket.structure is not None and may_jump_ahead(params),
                 )
             )
         return requests
+
+    def _structure(self, params: SamplingParams) -> GrammarConstraint | None:
+        if params.structured_outputs is None:
+            return None
+        eos_ids, stop_ids = self._ending_ids(params)
+        return self._structures.constraint(params.structured_outputs, eos_ids | stop_ids)
 
     def _ending_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
         """End-of-sequence ids and stop ids that count for a request."""

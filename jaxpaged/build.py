@@ -19,6 +19,7 @@ from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, Slot, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.runner import ModelRunner
 from jaxpaged.sharding.mesh import make_mesh
+from jaxpaged.tokenizer import Tokenizer
 from jaxpaged.warm_start import WarmStart, processor_name, use_compilation_cache
 
 
@@ -69,6 +70,17 @@ def load(config: EngineConfig) -> Loaded:
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,
     )
+
+
+def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer that the config names, by default the checkpoint's own; None where it wants none."""
+    if config.skip_tokenizer_init:
+        return None
+    if config.tokenizer is None:
+        return checkpoint.tokenizer()
+    if config.tokenizer.endswith(".gguf"):
+        return Tokenizer.from_gguf(config.tokenizer)
+    return Tokenizer.from_directory(config.tokenizer)
 
 
 def _checkpoint_weights(config: EngineConfig, plan: Blueprint, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:

@@ -31,6 +31,10 @@ class TokenConstraint(Protocol):
         """The sequence's next token is this one; also called for the token that ends it."""
         ...
 
+    def forced(self) -> list[int]:
+        """The tokens that must come next, in order; [] where there is a choice, or where it is not known."""
+        ...
+
     @property
     def finished(self) -> bool:
         """Whether the output is complete: the request ends with "stop", whatever it might sample next."""
@@ -106,6 +110,9 @@ class BadWords:
     def accept(self, token_id: int) -> None:
         self._recent = (*self._recent, token_id)[-self._longest :]
 
+    def forced(self) -> list[int]:
+        return []
+
     @property
     def finished(self) -> bool:
         return False
@@ -129,6 +136,9 @@ class _Together:
     def accept(self, token_id: int) -> None:
         for constraint in self._constraints:
             constraint.accept(token_id)
+
+    def forced(self) -> list[int]:
+        return []
 
     @property
     def finished(self) -> bool:

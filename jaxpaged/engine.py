@@ -10,17 +10,17 @@ from dataclasses import asdict
 from typing import Any
 
 from jaxpaged.admission import Admission, Ticket
-from jaxpaged.build import Loaded, load
+from jaxpaged.build import Loaded, load, open_tokenizer
 from jaxpaged.config import EngineConfig
+from jaxpaged.jump_ahead import forced_tokens
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.plan import StepPlan
+from jaxpaged.plan import RowPlan, StepPlan
 from jaxpaged.request import FinishReason
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
 from jaxpaged.stats_log import StatsLog
-from jaxpaged.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Engine:
         self.limits = loaded.limits
         self.model_config = loaded.checkpoint.config
         self.generation_config = loaded.checkpoint.generation_config
-        self.tokenizer = _open_tokenizer(config, loaded)
+        self.tokenizer = open_tokenizer(config, loaded.checkpoint)
         self._start_seconds = {"load": loaded.load_seconds, "compile": loaded.compile_seconds}
         self._runner = loaded.runner
         self._scheduler = Scheduler(
@@ -67,6 +67,7 @@ class Engine:
         self._stats_log = None if config.disable_log_stats else StatsLog(time.monotonic)
         self._step_seconds = 0.0
         self._num_outputs = 0
+        self._num_forced = 0
         self._num_failed_steps = 0
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> Ticket:
@@ -170,7 +171,8 @@ class Engine:
             "failed_steps": self._num_failed_steps,
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
-            "output_tokens": self._num_outputs,
+            "output_tokens": self._num_outputs + self._num_forced,
+            "forced_tokens": self._num_forced,
             "step_s": self._step_seconds,
             "device_wait_s": wait,
             "host_s": self._step_seconds - wait,
@@ -191,11 +193,31 @@ class Engine:
             while self._in_flight:
                 self._absorb(self._in_flight.popleft())
             self._suspect = plan
+            self._jump_ahead(begun.rows)
             self._in_flight.append(self._runner.draw(begun))
         elif plan is not None:
             self._in_flight.append(self._runner.dispatch(plan))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._absorb(self._in_flight.popleft())
+
+    def _jump_ahead(self, rows: Sequence[RowPlan]) -> None:
+        """Give rows the runs of tokens that their structures force; what they sample in this step is dropped."""
+        touched: dict[str, RequestGroup] = {}
+        for request in (row.request for row in rows if not row.request.finished):
+            group, sample = self._owners[request.request_id]
+            try:
+                tokens = forced_tokens(request)
+            except Exception as error:
+                self._fail(sample, error)
+                touched[group.request_id] = group
+                continue
+            for token in tokens:
+                if not request.finished:
+                    self._scheduler.force(request, token)
+                    self._num_forced += 1
+                    self._advance(sample)
+                    touched[group.request_id] = group
+        self._make_ready(touched.values())
 
     def _absorb(self, flight: InFlight) -> None:
         """Take in a step's results: the outputs of requests that got a token or failed become ready."""
@@ -266,13 +288,3 @@ class Engine:
         self._scheduler.restart()
         if not self._runner.intact:
             self._runner.drop_cache()
-
-
-def _open_tokenizer(config: EngineConfig, loaded: Loaded) -> Tokenizer | None:
-    if config.skip_tokenizer_init:
-        return None
-    if config.tokenizer is None:
-        return loaded.checkpoint.tokenizer()
-    if config.tokenizer.endswith(".gguf"):
-        return Tokenizer.from_gguf(config.tokenizer)
-    return Tokenizer.from_directory(config.tokenizer)

@@ -47,7 +47,7 @@ class Sample:
         self._num_read += len(new)
         self._add_logprobs(request, len(new))
         self._ended = request.finished
-        at_stop = bool(new) and request.finish_reason == FinishReason.STOP
+        at_stop = bool(new) and request.finish_reason == FinishReason.STOP and request.ends_with(new[-1])
         return self._detokenizer.push(new, ended=request.finished, hide_last=at_stop)
 
     def stop_at(self, match: StopMatch) -> None:

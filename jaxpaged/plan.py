@@ -53,8 +53,11 @@ class StepPlan:
 
     @property
     def awaits_tokens(self) -> bool:
-        """Whether what a row may sample depends on a token that the host does not know yet."""
-        return any(row.samples and row.token_on_device and row.request.constraint is not None for row in self.rows)
+        """Whether what a row may sample depends on a token that the host does not know yet, or it may jump ahead."""
+        return any(
+            row.samples and row.request.constraint is not None and (row.token_on_device or row.request.jumps_ahead)
+            for row in self.rows
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

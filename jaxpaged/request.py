@@ -56,6 +56,7 @@ class Request:
     sibling: Request | None = None  # n > 1: the first sample, whose prompt blocks this one shares
     allowed: np.ndarray | None = None  # packed mask of the tokens that may come at all; None: all of them
     constraint: TokenConstraint | None = None  # what may come next, where that depends on what came before
+    jumps_ahead: bool = False  # tokens that the constraint forces are taken without sampling
 
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Request:
     error: str | None = None  # what went wrong, with finish reason "error"
     num_computed: int = 0  # tokens whose KV is in the cache (or in flight to it)
     num_pending: int = 0  # sampled on the device, not yet read by the host (0 or 1)
+    num_disregarded: int = 0  # samples in flight that will be dropped, because a forced token took their place
     num_cached: int = 0  # prompt tokens taken from the prefix cache or a sibling at first admission
     num_preemptions: int = 0
     slot: int | None = None
@@ -100,6 +102,17 @@ class Request:
         """Ids that must not be sampled as output number num_outputs (from 0): what would end it before min_tokens."""
         return self.eos_ids | self.stop_ids if num_outputs < self.params.min_tokens else frozenset()
 
+    def ends_with(self, token: int) -> bool:
+        """Whether this token is an end-of-sequence or stop id, which is no part of the text."""
+        return token in self.eos_ids or token in self.stop_ids
+
+    def disregards_sample(self) -> bool:
+        """Whether the oldest sample in flight is to be dropped; asked once for each."""
+        if not self.num_disregarded:
+            return False
+        self.num_disregarded -= 1
+        return True
+
     @property
     def finished(self) -> bool:
         return self.status >= Status.FINISHED
@@ -118,7 +131,7 @@ class Request:
             self.status = Status.PREEMPTED
             self.num_preemptions += 1
         self.slot = None
-        self.num_computed = self.num_pending = 0
+        self.num_computed = self.num_pending = self.num_disregarded = 0
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions [start, stop) that the host knows; shorter if some are in flight."""

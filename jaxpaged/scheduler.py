@@ -8,9 +8,9 @@ from collections import deque
 
 from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
-from jaxpaged.request import FinishReason, Request, Status, described
+from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, check_sizes, ending, order, sibling_to_share, tokens_wanted
+from jaxpaged.scheduler_policy import LengthLimits, check_sizes, order, sibling_to_share, take, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -142,15 +142,15 @@ class Scheduler:
     def absorb(self, result: StepResult) -> list[Request]:
         """Take in the results of the oldest plan in flight; the requests that got a token or failed, in row order.
 
-        A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
-        A request that failed ends with "error", whatever it has got so far stays.
+        Tokens of requests that have finished meanwhile, or were forced to others, are dropped; a preempted request
+        still gets its token. A request that failed ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
         self._in_flight.popleft()
         updated: list[Request] = []
         answers = zip(rows, result.token_ids.tolist(), result.logprobs, strict=True)
         for index, (row, token, logprobs) in enumerate(answers):
-            if row.request.finished:
+            if row.request.finished or row.request.disregards_sample():
                 continue
             if index in result.failed:
                 row.request.error = result.failed[index]
@@ -159,6 +159,12 @@ class Scheduler:
                 self._append(row.request, token, logprobs)
             updated.append(row.request)
         return updated
+
+    def force(self, request: Request, token: int) -> None:
+        """Give a request its next token unsampled. All before it must be known; the one in flight will not count."""
+        request.num_disregarded += request.num_pending
+        request.num_pending = 1
+        self._append(request, token, None)
 
     def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         """End a request and take its slot and blocks back; a finished one is left as it is."""
@@ -288,10 +294,6 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Give a request its next token and end it if that ends it."""
-        try:
-            request.receive(token, logprobs)
-            end = ending(request)
-        except Exception as error:  # of its constraint: nobody else's affair
-            request.error, end = described(error), (FinishReason.ERROR, None)
+        end = take(request, token, logprobs)
         if end is not None:
             self.finish(request, *end)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxpaged.config import POLICIES
-from jaxpaged.request import FinishReason, Request, Status
+from jaxpaged.plan import TokenLogprobs
+from jaxpaged.request import FinishReason, Request, Status, described
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,16 @@ def sibling_to_share(request: Request) -> Request | None:
     if sibling is None or request.status != Status.WAITING or sibling.status not in (Status.WAITING, Status.RUNNING):
         return None
     return sibling
+
+
+def take(request: Request, token: int, logprobs: TokenLogprobs | None) -> tuple[FinishReason, int | None] | None:
+    """Give a request the token that was in flight; (finish reason, stop reason) if that ends it, else None."""
+    try:
+        request.receive(token, logprobs)
+        return ending(request)
+    except Exception as error:  # of its constraint: nobody else's affair
+        request.error = described(error)
+        return FinishReason.ERROR, None
 
 
 def ending(request: Request) -> tuple[FinishReason, int | None] | None:

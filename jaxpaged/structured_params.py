@@ -11,6 +11,7 @@ from jaxpaged.keywords import reject_unknown_keywords
 from jaxpaged.parameter_checks import flag, strings
 
 FORMS = ("json", "regex", "choice", "grammar", "json_object")
+JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
 @no_type_check  # at run time: the annotations are of what is stored; what is given is checked and converted here
@@ -38,6 +39,18 @@ class StructuredOutputsParams:
         if len(given) != 1:
             raise ValueError(
                 f"structured_outputs: exactly one of {', '.join(FORMS)} must be given, got {given or None}"
+            )
+
+        self._check_json_options(json=given[0].startswith("json"))
+
+    def _check_json_options(self, *, json: bool) -> None:
+        asked = [name for name in JSON_OPTIONS if getattr(self, name)]
+        if asked and not json:
+            raise ValueError(f"structured_outputs: {asked[0]} goes with json and json_object only")
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise ValueError(
+                "structured_outputs: whitespace_pattern says which whitespace is allowed and disable_any_whitespace "
+                "allows none: give one of them"
             )
 
     def _normalised(self) -> dict[str, Any]:

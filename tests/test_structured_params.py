@@ -36,7 +36,10 @@ def test_stored_forms() -> None:
         ({"json": "{"}, "no JSON text"),
         ({"json": 3}, "mapping or as JSON text"),
         ({"json_object": 1}, "json_object must be True or False"),
-        ({"regex": "a", "disable_any_whitespace": 1}, "disable_any_whitespace must be True or False"),
+        ({"json_object": True, "disable_any_whitespace": 1}, "disable_any_whitespace must be True or False"),
+        ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace goes with json"),
+        ({"choice": ["a"], "whitespace_pattern": " "}, "whitespace_pattern goes with json"),
+        ({"json": "{}", "disable_any_whitespace": True, "whitespace_pattern": " "}, "give one of them"),
     ],
 )
 def test_bad_values_are_refused(options: dict[str, object], said: str) -> None:
