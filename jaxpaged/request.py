@@ -50,6 +50,9 @@ class Request:
     arrival: int = 0  # running number, set by the scheduler
     cache_key: bytes = b""  # extra key of the prefix-hash chain (salt, adapter, rope length)
     sibling: Request | None = None  # n > 1: the first sample, whose prompt blocks this one shares
+    lockstep: bool = (
+        False  # a beam: not sampled but answered with log-probabilities, and extended by its family's search
+    )
 
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -61,6 +64,7 @@ class Request:
     num_cached: int = 0  # prompt tokens taken from the prefix cache or a sibling at first admission
     num_preemptions: int = 0
     slot: int | None = None
+    answer: TokenLogprobs | None = None  # lockstep: what may come next; until it is extended the request is idle
 
     @property
     def num_prompt(self) -> int:

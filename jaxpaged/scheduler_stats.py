@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxpaged.block_manager import BlockManager
+from jaxpaged.roster import Roster
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerStats:
@@ -20,3 +23,20 @@ class SchedulerStats:
     preemptions: int
     prefix_queries: int  # tokens of admitted requests looked up in the prefix cache
     prefix_hits: int  # tokens of them found there
+
+
+def read_stats(roster: Roster, blocks: BlockManager) -> SchedulerStats:
+    """The reading now."""
+    return SchedulerStats(
+        num_running=len(roster.running),
+        num_waiting=len(roster.waiting),
+        num_blocks=blocks.num_usable,
+        blocks_used=blocks.num_used,
+        blocks_peak=blocks.peak_used,
+        blocks_shared=blocks.num_shared,
+        blocks_shared_peak=blocks.peak_shared,
+        blocks_reused=blocks.blocks_reused,
+        preemptions=roster.num_preemptions,
+        prefix_queries=blocks.prefix_queries,
+        prefix_hits=blocks.prefix_hits,
+    )
