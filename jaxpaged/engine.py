@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
+from jaxpaged.admission import Admission, Ticket
 from jaxpaged.build import Loaded, load
 from jaxpaged.config import EngineConfig
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.recipes import BANNED_WIDTHS
+from jaxpaged.plan import StepPlan
 from jaxpaged.request import FinishReason, Request
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
-from jaxpaged.stop_strings import resolve_stop_tokens
 from jaxpaged.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
     """add() requests, step() until nothing is unfinished; each step returns what became known.
 
-    Not thread-safe: one thread at a time calls it.
+    Not thread-safe: one thread at a time calls it (check() apart).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -47,61 +48,49 @@ class Engine:
             policy=config.scheduling_policy,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._eos_ids = self.model_config.eos_ids | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
-        self._seeds = np.random.default_rng(config.seed)
+        self._admission = Admission(
+            self.model_config,
+            self.tokenizer,
+            check_length=self._scheduler.check_prompt,
+            longest=self.limits.max_model_len,
+            max_logprobs=config.max_logprobs,
+            seed=config.seed,
+        )
         self._depth = 2 if config.async_scheduling else 1  # steps in flight at once
         self._in_flight: deque[InFlight] = deque()
         self._groups: dict[str, RequestGroup] = {}
         self._owners: dict[str, tuple[RequestGroup, Sample]] = {}  # by the id of a single sequence
+        self._suspect: StepPlan | None = None  # the step that is being made or read; None: it is still being planned
         self._step_seconds = 0.0
         self._num_outputs = 0
+        self._num_failed_steps = 0
 
-    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise ValueError, changing nothing, if add() would refuse this request."""
-        vocab_size = self.model_config.vocab_size
-        for token in prompt_ids:
-            if not 0 <= token < vocab_size:
-                raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
-        self._scheduler.check_prompt(len(prompt_ids))
-        params.verify(vocab_size, self.config.max_logprobs)
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
-        eos_ids, stop_ids = self._ending_ids(params)
-        num_ending = len(eos_ids | stop_ids)
-        if params.min_tokens and num_ending > BANNED_WIDTHS[-1]:
-            raise ValueError(
-                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
-            )
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> Ticket:
+        """A ticket for submit(); prompt is the text that the output shows. From any thread; nothing is changed.
+
+        Raises ValueError for a bad request or one that can never be served.
+        """
+        return self._admission.check(prompt_ids, params, prompt=prompt)
 
     def add(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None, priority: int
     ) -> None:
-        """Queue a request of params.n samples. Raises ValueError, queueing nothing, for a bad or unservable one."""
-        self.check(prompt_ids, params)
+        """check() and submit() in one. Raises ValueError, queueing nothing, for a bad or unservable request."""
+        self.submit(request_id, self.check(prompt_ids, params, prompt=prompt), priority=priority)
+
+    def submit(self, request_id: str, ticket: Ticket, *, priority: int) -> None:
+        """Queue a request of params.n samples. Raises ValueError, queueing nothing, for an id that is in use."""
         if request_id in self._groups:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
-        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
-        ids = tuple(map(int, prompt_ids))
-        eos_ids, stop_ids = self._ending_ids(params)
-        requests: list[Request] = []
-        for index in range(params.n):
-            requests.append(
-                Request(
-                    request_id=request_id if params.n == 1 else f"{request_id}#{index}",
-                    prompt_ids=ids,
-                    params=params,
-                    eos_ids=eos_ids,
-                    stop_ids=stop_ids,
-                    max_tokens=params.max_tokens or self.limits.max_model_len,
-                    seed=(seed + index) % 2**64,
-                    priority=priority,
-                    cache_key=self._cache_key(len(prompt_ids)),
-                    sibling=requests[0] if requests else None,
-                )
-            )
-        group = RequestGroup(request_id, prompt, params, requests, self.tokenizer)
-        for request in requests:
-            self._scheduler.add(request)
+        requests = self._admission.requests(request_id, ticket, priority=priority)
+        group = RequestGroup(request_id, ticket.prompt, ticket.params, requests, self.tokenizer)
+        for index, request in enumerate(requests):
+            try:
+                self._scheduler.add(request)
+            except ValueError:  # a sample's id is that of another request
+                for sibling in requests[:index]:
+                    self._scheduler.finish(sibling, FinishReason.ABORT, None)
+                raise
         self._groups[request_id] = group
         self._owners |= {sample.request.request_id: (group, sample) for sample in group.samples}
 
@@ -112,23 +101,25 @@ class Engine:
             return None
         for sample in group.samples:
             self._scheduler.finish(sample.request, FinishReason.ABORT, None)
-            sample.advance()
+            self._advance(sample)
         return self._report(group)
 
     def step(self) -> list[RequestOutput]:
         """Dispatch one step and take in the oldest one's results, once enough are in flight.
 
-        Returns the outputs of requests that got tokens, as their output_kind asks.
+        Returns the outputs of requests that got tokens, as their output_kind asks. An exception on the way ends the
+        requests of the step that raised it with "error", and the engine goes on.
         """
         begun = time.perf_counter()
-        plan = self._scheduler.schedule()
-        if plan is not None:
-            self._in_flight.append(self._runner.dispatch(plan))
-        outputs: list[RequestOutput] = []
-        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
-            outputs = self._absorb(self._in_flight.popleft())
-        self._step_seconds += time.perf_counter() - begun
-        return outputs
+        try:
+            return self._step()
+        except Exception as error:
+            return self._recover(error)
+        except BaseException:  # a second Ctrl-C: the step may be torn in two, but it is nobody's fault
+            self._restart()
+            raise
+        finally:
+            self._step_seconds += time.perf_counter() - begun
 
     @property
     def has_unfinished(self) -> bool:
@@ -165,8 +156,8 @@ class Engine:
         scheduler = asdict(self._scheduler.stats)
         runner, wait = self._runner, self._runner.device_wait_seconds
         return scheduler | {
-            "blocks_used_peak": scheduler["blocks_peak"],
             "steps": runner.num_steps,
+            "failed_steps": self._num_failed_steps,
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
             "output_tokens": self._num_outputs,
@@ -180,39 +171,82 @@ class Engine:
             "late_compilations": runner.programs.late_compilations,
         }
 
-    def _absorb(self, flight: InFlight) -> list[RequestOutput]:
-        updated = self._scheduler.absorb(self._runner.collect(flight))
+    def _step(self) -> list[RequestOutput]:
+        self._suspect = None
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._suspect = plan
+            self._in_flight.append(self._runner.dispatch(plan))
+        if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
+            return []
+        flight = self._in_flight.popleft()
+        self._suspect = flight.plan
+        return self._deliver(self._scheduler.absorb(self._runner.collect(flight)))
+
+    def _deliver(self, updated: Sequence[Request]) -> list[RequestOutput]:
+        """The outputs of requests that got a token or failed."""
         self._num_outputs += len(updated)
         touched: dict[str, RequestGroup] = {}
         for request in updated:
             group, sample = self._owners[request.request_id]
-            match = sample.advance()
-            if match is not None:
-                self._scheduler.finish(request, FinishReason.STOP, match.stop)
-                sample.stop_at(match)
+            self._advance(sample)
             touched[group.request_id] = group
         return [output for group in touched.values() if (output := self._report(group)) is not None]
 
+    def _advance(self, sample: Sample) -> None:
+        """Make text of a sample's new tokens, and end it at a stop string; what goes wrong there is its own affair."""
+        request = sample.request
+        try:
+            match = sample.advance()
+        except Exception as error:
+            logger.exception("request %s: its tokens could not be made text", request.request_id)
+            self._fail(sample, error)
+            return
+        if match is not None:
+            self._scheduler.finish(request, FinishReason.STOP, match.stop)
+            sample.stop_at(match)
+
+    def _fail(self, sample: Sample, error: Exception) -> None:
+        """End one sample with "error"; also one that has just ended otherwise."""
+        self._scheduler.finish(sample.request, FinishReason.ERROR, None)
+        sample.fail(error)
+
     def _report(self, group: RequestGroup) -> RequestOutput | None:
         """The group's output, if its output_kind wants one now; a finished group is forgotten."""
-        output = group.output()
+        try:
+            output = group.output()
+        except Exception as error:
+            logger.exception("request %s: its output could not be made", group.request_id)
+            for sample in group.samples:
+                self._fail(sample, error)
+                sample.drop_text()
+            output = group.output()
         if group.finished:
             del self._groups[group.request_id]
             for sample in group.samples:
                 del self._owners[sample.request.request_id]
         return output
 
-    def _ending_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
-        """End-of-sequence ids and stop ids that count for a request."""
-        named = resolve_stop_tokens(params, self.tokenizer) if self.tokenizer is not None else frozenset()
-        return frozenset() if params.ignore_eos else self._eos_ids, named.union(params.stop_ids)
+    def _recover(self, error: Exception) -> list[RequestOutput]:
+        """After a step that raised: its requests end, all others are computed again from the tokens they have."""
+        suspects = None if self._suspect is None else {row.request.request_id for row in self._suspect.rows}
+        logger.exception("a step failed: %s", "every request ends" if suspects is None else "its requests end")
+        self._num_failed_steps += 1
+        self._restart()
+        touched: dict[str, RequestGroup] = {}
+        for group, sample in self._owners.values():
+            blamed = suspects is None or sample.request.request_id in suspects
+            if blamed and not sample.request.finished:
+                self._fail(sample, error)
+                touched[group.request_id] = group
+        return [output for group in touched.values() if (output := self._report(group)) is not None]
 
-    def _cache_key(self, num_prompt: int) -> bytes:
-        """Dynamic rope: keys of a prompt beyond the original length depend on the prompt's length."""
-        rope = self.model_config.rope
-        if rope.kind != "dynamic" or num_prompt <= (rope.original_max_position or 0):
-            return b""
-        return num_prompt.to_bytes(8, "little")
+    def _restart(self) -> None:
+        """Forget the steps in flight; nothing of the cache is used again, and a cache that is lost is given up."""
+        self._in_flight.clear()
+        self._scheduler.restart()
+        if not self._runner.intact:
+            self._runner.drop_cache()
 
 
 def _open_tokenizer(config: EngineConfig, loaded: Loaded) -> Tokenizer | None:

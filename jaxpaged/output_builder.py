@@ -13,6 +13,8 @@ from jaxpaged.request import FinishReason, Request
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
 
+NOT_FINITE = "the model's logits were not finite"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestMetrics:
@@ -36,6 +38,7 @@ class Sample:
         self._cumulative = 0.0
         self._num_delivered = 0  # output tokens delivered as deltas
         self._ended = False
+        self._error: str | None = None
 
     def advance(self) -> StopMatch | None:
         """Read the request's new tokens; the stop string they complete, if any. Call once more after an abort."""
@@ -55,6 +58,18 @@ class Sample:
         self.request.stop_reason = match.stop
         self._ended = True
 
+    def fail(self, error: Exception) -> None:
+        """End with "error" whatever the request's state; tokens and text so far stay."""
+        self.request.finish_reason, self.request.stop_reason = FinishReason.ERROR, None
+        self._ended = True
+        self._error = f"{type(error).__name__}: {error}"
+        if self.request.params.logprobs is not None:
+            self._num_read = len(self._logprobs)
+
+    def drop_text(self) -> None:
+        """Show no text any more: making it failed."""
+        self._detokenizer = Detokenizer(None, self.request.params)
+
     def completion(self, kind: RequestOutputKind) -> CompletionOutput:
         """What is known, or with DELTA what is new since the last call."""
         request = self.request
@@ -69,6 +84,7 @@ class Sample:
             logprobs=self._logprobs[start:] if wants else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            error=(self._error or NOT_FINITE) if request.finish_reason == FinishReason.ERROR else None,
         )
 
     def _add_logprobs(self, request: Request, count: int) -> None:
@@ -105,6 +121,7 @@ class RequestGroup:
         self.request_id = request_id
         self.samples = tuple(Sample(index, request, tokenizer) for index, request in enumerate(requests))
         self._prompt = prompt
+        self._prompt_ids = list(requests[0].prompt_ids)  # one list for all outputs
         self._kind = params.output_kind
         self._arrival = time.monotonic()
         self._first_token: float | None = None
@@ -124,7 +141,7 @@ class RequestGroup:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
-            prompt_token_ids=list(first.prompt_ids),
+            prompt_token_ids=self._prompt_ids,
             prompt_logprobs=None,
             outputs=[sample.completion(self._kind) for sample in self.samples],
             finished=finished,

@@ -29,6 +29,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: FinishReason | None  # None while running; a string enum: "stop", "length", "abort", "error"
     stop_reason: int | str | None  # the stop token id or stop string; None after an end-of-sequence token
+    error: str | None = None  # what went wrong, with finish_reason "error"
 
     @property
     def finished(self) -> bool:

@@ -61,6 +61,7 @@ class Request:
     stop_reason: int | str | None = None
     num_computed: int = 0  # tokens whose KV is in the cache (or in flight to it)
     num_pending: int = 0  # sampled on the device, not yet read by the host (0 or 1)
+    num_disregarded: int = 0  # samples in flight that will be dropped, because a forced token took their place
     num_cached: int = 0  # prompt tokens taken from the prefix cache or a sibling at first admission
     num_preemptions: int = 0
     slot: int | None = None
@@ -84,9 +85,23 @@ class Request:
         """Ids that must not be sampled as output number num_outputs (from 0): what would end it before min_tokens."""
         return self.eos_ids | self.stop_ids if num_outputs < self.params.min_tokens else frozenset()
 
+    def disregards_sample(self) -> bool:
+        """Whether the oldest sample in flight is to be dropped; asked once for each."""
+        if not self.num_disregarded:
+            return False
+        self.num_disregarded -= 1
+        return True
+
     @property
     def finished(self) -> bool:
         return self.status >= Status.FINISHED
+
+    def lose_progress(self) -> None:
+        """Back to the state of a queued request: nothing is computed or in flight, the known outputs stay."""
+        if self.status == Status.RUNNING:
+            self.status = Status.PREEMPTED
+        self.slot = None
+        self.num_computed = self.num_pending = self.num_disregarded = 0
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions [start, stop) that the host knows; shorter if some are in flight."""

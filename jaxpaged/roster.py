@@ -21,6 +21,7 @@ class Roster:
         self._blocks = blocks
         self._key = key
         self._requests: dict[str, Request] = {}
+        self._num_slots = num_slots
         self._free_slots = list(range(num_slots))  # a heap: the lowest slot is used first
         self._num_arrived = 0
         self.waiting: list[Request] = []
@@ -104,6 +105,16 @@ class Roster:
                 self.preempt(beam)
                 return beam
         return None
+
+    def restart(self) -> None:
+        """Every unfinished request is in the queue again, and nothing is computed; also if a change was torn in two."""
+        self._blocks.restart()
+        self._free_slots = list(range(self._num_slots))
+        self._requests = {name: request for name, request in self._requests.items() if not request.finished}
+        self.running.clear()
+        self.waiting[:] = sorted(self._requests.values(), key=self._key)
+        for request in self.waiting:
+            request.lose_progress()
 
     def set_priority(self, request: Request, priority: int) -> None:
         """Move a request to its new place."""

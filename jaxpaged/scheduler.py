@@ -9,8 +9,8 @@ from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.roster import Roster
 from jaxpaged.scheduler_check import rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, ending, order, sibling_to_share, tokens_wanted
-from jaxpaged.scheduler_stats import SchedulerStats, read_stats
+from jaxpaged.scheduler_policy import LengthLimits, check_sizes, ending, order, sibling_to_share, tokens_wanted
+from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
 
@@ -40,11 +40,7 @@ class Scheduler:
         policy: str,
         enable_prefix_caching: bool,
     ) -> None:
-        if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
-            raise ValueError(
-                "max_num_seqs and max_num_batched_tokens must be at least 1 and max_model_len at least 2, "
-                f"got {max_num_seqs}, {max_num_batched_tokens} and {max_model_len}"
-            )
+        check_sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
         # A running request must be able to get a token in every step: no more of them than the budget has tokens.
         num_slots = min(max_num_seqs, max_num_batched_tokens)
         self._blocks = BlockManager(
@@ -82,7 +78,12 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """A reading of the gauges and counters."""
-        return read_stats(self._roster, self._blocks)
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            preemptions=self._roster.num_preemptions,
+            **self._blocks.figures(),
+        )
 
     def check_prompt(self, num_prompt: int) -> None:
         """Raise ValueError when a prompt of so many tokens can never be served; changes nothing."""
@@ -145,7 +146,7 @@ class Scheduler:
     def absorb(self, result: StepResult) -> list[Request]:
         """Take in the results of the oldest plan in flight; the requests that were answered or failed, in row order.
 
-        A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
+        It is dropped where the request has finished or was forced to one; a preempted request still gets its token.
         A request whose logits were not finite ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
@@ -153,7 +154,7 @@ class Scheduler:
         updated: list[Request] = []
         answers = zip(rows, result.token_ids.tolist(), result.logprobs, strict=True)
         for index, (row, token, logprobs) in enumerate(answers):
-            if row.request.finished:
+            if row.request.finished or row.request.disregards_sample():
                 continue
             if index in result.failed:
                 self.finish(row.request, FinishReason.ERROR, None)
@@ -164,6 +165,12 @@ class Scheduler:
                 self._append(row.request, token, logprobs)
             updated.append(row.request)
         return updated
+
+    def force(self, request: Request, token: int) -> None:
+        """Give a request its next token unsampled. All before it must be known; the one in flight will not count."""
+        request.num_disregarded += request.num_pending
+        request.num_pending = 1
+        self._append(request, token, None)
 
     def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         """End a request and take its slot and blocks back; a finished one is left as it is."""
@@ -182,6 +189,14 @@ class Scheduler:
             self.finish(request, FinishReason.ABORT, None)
         return request
 
+    def restart(self) -> None:
+        """Begin anew with every unfinished request in the queue: the cache is lost, or a step was torn in two.
+
+        Outputs are kept, all else is computed again. Plans in flight are void; what they sampled is sampled again.
+        """
+        self._in_flight.clear()
+        self._roster.restart()
+
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing done, while a request is running."""
         return self._blocks.reset_cache()
@@ -193,8 +208,7 @@ class Scheduler:
     def _plan_running(self, step: StepBuilder) -> None:
         running = self._running
         wanted = [tokens_wanted(request) for request in running]
-        # One token is set aside for each of these that is still to come. They never outnumber the budget, because
-        # a request is admitted only into a step that has a token left.
+        # One token is set aside for each of these that is still to come; there are no more slots than tokens.
         decoding = wanted.count(1)
         index = 0
         while index < len(running):  # shrinks from its end by preemption
@@ -229,7 +243,7 @@ class Scheduler:
         while index < len(self._waiting) and step.budget > 0:
             request = self._waiting[index]
             sibling = sibling_to_share(request)
-            if request.answer is not None or (sibling is not None and _not_ready(sibling, step)):
+            if request.answer is not None or (sibling is not None and not step.finds_prompt_of(sibling)):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
@@ -272,8 +286,3 @@ class Scheduler:
         end = ending(request)
         if end is not None:
             self.finish(request, *end)
-
-
-def _not_ready(sibling: Request, step: StepBuilder) -> bool:
-    """True until earlier steps have computed the sibling's prompt up to its last token."""
-    return sibling.status != Status.RUNNING or step.computed_before(sibling) < sibling.num_prompt - 1

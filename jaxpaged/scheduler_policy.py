@@ -52,6 +52,15 @@ class LengthLimits:
         return min(self.max_model_len, self.capacity + 1) - num_prompt
 
 
+def check_sizes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
+    """Raise ValueError for sizes that no engine can work with."""
+    if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
+        raise ValueError(
+            "max_num_seqs and max_num_batched_tokens must be at least 1 and max_model_len at least 2, "
+            f"got {max_num_seqs}, {max_num_batched_tokens} and {max_model_len}"
+        )
+
+
 def order(policy: str) -> Callable[[Request], tuple[int, int]]:
     """The sort key of the queue and of the running list. ValueError for an unknown policy."""
     if policy not in POLICIES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpaged.plan import RowPlan, StepPlan
-from jaxpaged.request import Request
+from jaxpaged.request import Request, Status
 
 type _Entry = tuple[Request, int, bool]  # request, start, samples
 
@@ -38,6 +38,10 @@ class StepBuilder:
         """Tokens of the request that earlier steps have computed: this step's own do not count."""
         entry = self._entries.get(request)
         return request.num_computed if entry is None else entry[0]
+
+    def finds_prompt_of(self, sibling: Request) -> bool:
+        """Whether earlier steps have computed the sibling's prompt up to its last token."""
+        return sibling.status == Status.RUNNING and self.computed_before(sibling) >= sibling.num_prompt - 1
 
     def filling(self, block_size: int) -> list[Request]:
         """The planned requests that may have filled a block whose tokens the host knows.

@@ -31,16 +31,37 @@ class TokenDecoder(ABC):
 def token_decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> TokenDecoder:
     """A decoder for one sequence: exact for byte-level and sentencepiece tokenizers, by windows for any other."""
     hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+    found = _piece_reader(tokenizer)
+    if found is None:
+        return _WindowDecoder(tokenizer, hidden)
+    return _BytesDecoder(tokenizer, hidden, *found)
+
+
+def token_bytes(tokenizer: Tokenizer, size: int) -> tuple[list[bytes], str] | None:
+    """What tokens 0 to size - 1 stand for, wherever they occur (b"" for an id without an entry); and what a text loses.
+
+    The second is the string that is taken off a text's beginning, "" for most tokenizers, " " for sentencepiece ones.
+    None when tokens have no bytes of their own: neither a byte-level nor a sentencepiece tokenizer.
+    """
+    found = _piece_reader(tokenizer)
+    if found is None:
+        return None
+    piece, (stripped, count) = found
+    names = map(tokenizer.backend.id_to_token, range(size))
+    return [b"" if name is None else piece(name) for name in names], stripped * count
+
+
+def _piece_reader(tokenizer: Tokenizer) -> tuple[Callable[[str], bytes], tuple[str, int]] | None:
+    """Token name to bytes, and which character is stripped from a text's start how often at most."""
     steps = _decoder_steps(tokenizer)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return _BytesDecoder(tokenizer, hidden, _byte_level_piece, strip=("", 0))
+        return _byte_level_piece, ("", 0)
     if _is_sentencepiece(steps):
         strip = steps[-1] if kinds[-1] == "Strip" else {"content": "", "start": 0}
         replacements = [(step["pattern"]["String"], step["content"]) for step in steps if "pattern" in step]
-        piece = functools.partial(_sentencepiece_piece, replacements)
-        return _BytesDecoder(tokenizer, hidden, piece, strip=(strip["content"], strip["start"]))
-    return _WindowDecoder(tokenizer, hidden)
+        return functools.partial(_sentencepiece_piece, replacements), (strip["content"], strip["start"])
+    return None
 
 
 def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -98,7 +119,6 @@ class _BytesDecoder(TokenDecoder):
         tokenizer: Tokenizer,
         hidden: frozenset[int],
         piece: Callable[[str], bytes],
-        *,
         strip: tuple[str, int],
     ) -> None:
         self._name = tokenizer.backend.id_to_token
