@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jaxpaged.beam_params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import DEMO_MODEL
 from jaxpaged.outputs import CompletionOutput, Logprob, RequestOutput
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = [
     "DEMO_MODEL",
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "Engine",
     "EngineConfig",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxpaged.beam_params import BeamSearchParams
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.recipes import BANNED_WIDTHS
 from jaxpaged.request import Request
@@ -22,6 +23,7 @@ class Ticket:
     prompt: str | None  # None when it was given as token ids
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    beams: BeamSearchParams | None = None  # of a beam search; params are then those of each beam
 
 
 class Admission:
@@ -35,13 +37,18 @@ class Admission:
         check_length: Callable[[int], None],
         longest: int,
         max_logprobs: int,
+        most_beams: int,
         seed: int,
     ) -> None:
-        """check_length raises ValueError for a prompt length that cannot be served; longest is max_model_len."""
+        """check_length raises ValueError for a prompt length that cannot be served; longest is max_model_len.
+
+        most_beams: the sequences that can run at once.
+        """
         self._model, self._tokenizer = model, tokenizer
         self._check_length = check_length
         self._longest = longest
         self._max_logprobs = max_logprobs
+        self._most_beams = most_beams
         self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
         self._seeds = np.random.default_rng(seed)
 
@@ -63,6 +70,25 @@ class Admission:
             )
         return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params)
 
+    def check_beams(self, prompt_ids: Sequence[int], beams: BeamSearchParams, *, prompt: str | None) -> Ticket:
+        """The ticket of a beam search. Raises ValueError if it cannot be served."""
+        if beams.beam_width > self._most_beams:
+            raise ValueError(
+                f"beam_width must be at most {self._most_beams}, the sequences that run at once, got "
+                f"{beams.beam_width}; lower it or raise max_num_seqs (and max_num_batched_tokens) of the engine"
+            )
+        vocab_size = self._model.vocab_size
+        eos_ids, stop_ids = self._ending_ids(beams.sampling_params(0))
+        wanted = beams.num_candidates(len(eos_ids | stop_ids), vocab_size)
+        if wanted > self._max_logprobs:
+            raise ValueError(
+                f"beam_width={beams.beam_width} with {len(eos_ids | stop_ids)} ids that end a sequence"
+                f"{' and stop strings' if beams.stop else ''} needs the {wanted} best log-probabilities after each "
+                f"beam, got max_logprobs={self._max_logprobs}; raise max_logprobs of the engine or lower beam_width"
+            )
+        ticket = self.check(prompt_ids, beams.sampling_params(wanted), prompt=prompt)
+        return replace(ticket, beams=beams)
+
     def requests(self, request_id: str, ticket: Ticket, *, priority: int) -> list[Request]:
         """The ticket's params.n sequences. Draws a seed if the request has none."""
         params = ticket.params
@@ -82,6 +108,7 @@ class Admission:
                     priority=priority,
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
                     sibling=requests[0] if requests else None,
+                    lockstep=ticket.beams is not None,
                 )
             )
         return requests

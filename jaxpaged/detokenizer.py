@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -75,6 +76,13 @@ class Detokenizer:
         if not ended:
             return None
         return self._finish(token_ids, hide_last=hide_last)
+
+    def fork(self) -> Detokenizer:
+        """A copy that goes on with other tokens."""
+        twin = copy.copy(self)
+        twin._decoder = None if self._decoder is None else self._decoder.fork()
+        twin._unread, twin._untaken = list(self._unread), list(self._untaken)
+        return twin
 
     @property
     def text(self) -> str:

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from jaxpaged.admission import Admission, Ticket
+from jaxpaged.beam_groups import BeamSearches
+from jaxpaged.beam_params import BeamSearchParams
 from jaxpaged.build import Loaded, load
 from jaxpaged.config import EngineConfig
 from jaxpaged.output_builder import RequestGroup, Sample
@@ -54,10 +56,12 @@ class Engine:
             check_length=self._scheduler.check_prompt,
             longest=self.limits.max_model_len,
             max_logprobs=config.max_logprobs,
+            most_beams=min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens),
             seed=config.seed,
         )
         self._depth = 2 if config.async_scheduling else 1  # steps in flight at once
         self._in_flight: deque[InFlight] = deque()
+        self._beams = BeamSearches(self._scheduler, self.tokenizer)
         self._groups: dict[str, RequestGroup] = {}
         self._owners: dict[str, tuple[RequestGroup, Sample]] = {}  # by the id of a single sequence
         self._suspect: StepPlan | None = None  # the step that is being made or read; None: it is still being planned
@@ -72,6 +76,10 @@ class Engine:
         """
         return self._admission.check(prompt_ids, params, prompt=prompt)
 
+    def check_beams(self, prompt_ids: Sequence[int], params: BeamSearchParams, *, prompt: str | None = None) -> Ticket:
+        """As check(), of a beam search. Its final output alone is given: the hypotheses, best first."""
+        return self._admission.check_beams(prompt_ids, params, prompt=prompt)
+
     def add(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None, priority: int
     ) -> None:
@@ -80,9 +88,12 @@ class Engine:
 
     def submit(self, request_id: str, ticket: Ticket, *, priority: int) -> None:
         """Queue a request of params.n samples. Raises ValueError, queueing nothing, for an id that is in use."""
-        if request_id in self._groups:
+        if request_id in self._groups or request_id in self._beams:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
         requests = self._admission.requests(request_id, ticket, priority=priority)
+        if ticket.beams is not None:
+            self._beams.submit(requests[0], ticket.prompt, ticket.beams)
+            return
         group = RequestGroup(request_id, ticket.prompt, ticket.params, requests, self.tokenizer)
         for index, request in enumerate(requests):
             try:
@@ -98,7 +109,7 @@ class Engine:
         """End a request; its blocks are free at once. None if there is no such request."""
         group = self._groups.get(request_id)
         if group is None:
-            return None
+            return self._beams.abort(request_id)
         for sample in group.samples:
             self._scheduler.finish(sample.request, FinishReason.ABORT, None)
             self._advance(sample)
@@ -129,7 +140,7 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         """Requests added and neither finished nor aborted."""
-        return len(self._groups)
+        return len(self._groups) + len(self._beams)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False, and nothing done, while requests run."""
@@ -188,10 +199,13 @@ class Engine:
         self._num_outputs += len(updated)
         touched: dict[str, RequestGroup] = {}
         for request in updated:
+            if request.lockstep:
+                continue
             group, sample = self._owners[request.request_id]
             self._advance(sample)
             touched[group.request_id] = group
-        return [output for group in touched.values() if (output := self._report(group)) is not None]
+        outputs = [output for group in touched.values() if (output := self._report(group)) is not None]
+        return outputs + self._beams.deliver(updated)
 
     def _advance(self, sample: Sample) -> None:
         """Make text of a sample's new tokens, and end it at a stop string; what goes wrong there is its own affair."""
@@ -239,7 +253,8 @@ class Engine:
             if blamed and not sample.request.finished:
                 self._fail(sample, error)
                 touched[group.request_id] = group
-        return [output for group in touched.values() if (output := self._report(group)) is not None]
+        outputs = [output for group in touched.values() if (output := self._report(group)) is not None]
+        return outputs + self._beams.fail(suspects, error)
 
     def _restart(self) -> None:
         """Forget the steps in flight; nothing of the cache is used again, and a cache that is lost is given up."""

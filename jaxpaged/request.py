@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jaxpaged.sampling_params import SamplingParams
@@ -102,6 +102,20 @@ class Request:
             self.status = Status.PREEMPTED
         self.slot = None
         self.num_computed = self.num_pending = self.num_disregarded = 0
+
+    def forked(self, request_id: str, token: int) -> Request:
+        """A new request that continues this one's known tokens with one more: see Scheduler.fork."""
+        return replace(
+            self,
+            request_id=request_id,
+            output_ids=[*self.output_ids, token],
+            logprobs=[],
+            status=Status.WAITING,
+            num_computed=0,
+            num_preemptions=0,
+            slot=None,
+            answer=None,
+        )
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions [start, stop) that the host knows; shorter if some are in flight."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 import functools
 import json
 from abc import ABC, abstractmethod
@@ -26,6 +27,10 @@ class TokenDecoder(ABC):
     @abstractmethod
     def finish(self) -> str:
         """One replacement character if the ids ended inside a character, else ""."""
+
+    @abstractmethod
+    def fork(self) -> TokenDecoder:
+        """A copy that goes on with other tokens."""
 
 
 def token_decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> TokenDecoder:
@@ -136,6 +141,12 @@ class _BytesDecoder(TokenDecoder):
     def finish(self) -> str:
         return self._strip(self._utf8.decode(b"", final=True))
 
+    def fork(self) -> TokenDecoder:
+        twin = copy.copy(self)
+        twin._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        twin._utf8.setstate(self._utf8.getstate())
+        return twin
+
     def _strip(self, text: str) -> str:
         while self._to_strip and text:
             if not text.startswith(self._stripped):
@@ -172,6 +183,11 @@ class _WindowDecoder(TokenDecoder):
 
     def finish(self) -> str:
         return self._take(self._decode(self._ids))
+
+    def fork(self) -> TokenDecoder:
+        twin = copy.copy(self)
+        twin._ids = list(self._ids)
+        return twin
 
     def _take(self, text: str) -> str:
         new = text[len(self._text) :]
