@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from jaxpaged.beam_params import BeamSearchParams
+from jaxpaged.constraints import TokenConstraint, TokenRules, together
+from jaxpaged.jump_ahead import may_jump_ahead
 from jaxpaged.models.config import ModelConfig
-from jaxpaged.recipes import BANNED_WIDTHS
 from jaxpaged.request import Request
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.stop_strings import resolve_stop_tokens
+from jaxpaged.structured_outputs import GrammarConstraint, StructuredOutputs
 from jaxpaged.tokenizer import Tokenizer
 
 
@@ -23,7 +26,14 @@ class Ticket:
     prompt: str | None  # None when it was given as token ids
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    rules: TokenRules
+    structure: GrammarConstraint | None  # at its beginning
     beams: BeamSearchParams | None = None  # of a beam search; params are then those of each beam
+
+    def constraint(self) -> TokenConstraint | None:
+        """For one more sequence: what its next token may be, where that depends on the ones before."""
+        found = (self.rules.constraint(), None if self.structure is None else self.structure.fork())
+        return together([each for each in found if each is not None])
 
 
 class Admission:
@@ -35,21 +45,22 @@ class Admission:
         tokenizer: Tokenizer | None,
         *,
         check_length: Callable[[int], None],
+        check_processor: Callable[[Callable[..., Any]], None],
         longest: int,
         max_logprobs: int,
         most_beams: int,
         seed: int,
     ) -> None:
-        """check_length raises ValueError for a prompt length that cannot be served; longest is max_model_len.
-
-        most_beams: the sequences that can run at once.
+        """The checks raise ValueError: for a prompt's length, for a logits_processor. longest is max_model_len,
+        most_beams the number of sequences that can run at once.
         """
         self._model, self._tokenizer = model, tokenizer
-        self._check_length = check_length
+        self._check_length, self._check_processor = check_length, check_processor
         self._longest = longest
         self._max_logprobs = max_logprobs
         self._most_beams = most_beams
         self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
+        self._structures = StructuredOutputs(tokenizer, model.vocab_size)
         self._seeds = np.random.default_rng(seed)
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None) -> Ticket:
@@ -62,13 +73,15 @@ class Admission:
         params.verify(vocab_size, self._max_logprobs)
         if params.stop and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
-        eos_ids, stop_ids = self._ending_ids(params)
-        num_ending = len(eos_ids | stop_ids)
-        if params.min_tokens and num_ending > BANNED_WIDTHS[-1]:
-            raise ValueError(
-                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
-            )
-        return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params)
+        if params.logits_processor is not None:
+            self._check_processor(params.logits_processor)
+        return Ticket(
+            prompt=prompt,
+            prompt_ids=tuple(map(int, prompt_ids)),
+            params=params,
+            rules=TokenRules.of(params, self._tokenizer, vocab_size),
+            structure=self._structure(params),
+        )
 
     def check_beams(self, prompt_ids: Sequence[int], beams: BeamSearchParams, *, prompt: str | None) -> Ticket:
         """The ticket of a beam search. Raises ValueError if it cannot be served."""
@@ -109,9 +122,18 @@ class Admission:
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
                     sibling=requests[0] if requests else None,
                     lockstep=ticket.beams is not None,
+                    allowed=ticket.rules.allowed,
+                    constraint=ticket.constraint(),
+                    jumps_ahead=ticket.structure is not None and may_jump_ahead(params),
                 )
             )
         return requests
+
+    def _structure(self, params: SamplingParams) -> GrammarConstraint | None:
+        if params.structured_outputs is None:
+            return None
+        eos_ids, stop_ids = self._ending_ids(params)
+        return self._structures.constraint(params.structured_outputs, eos_ids | stop_ids)
 
     def _ending_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
         """End-of-sequence ids and stop ids that count for a request."""

@@ -9,9 +9,9 @@ from collections.abc import Container, Iterable, Sequence
 from jaxpaged.beam_params import BeamSearchParams
 from jaxpaged.beam_search import BeamSearch, Ending, Finished, Survivor
 from jaxpaged.detokenizer import Detokenizer
-from jaxpaged.output_builder import NOT_FINITE, RequestMetrics
+from jaxpaged.output_builder import RequestMetrics
 from jaxpaged.outputs import CompletionOutput, Logprob, RequestOutput
-from jaxpaged.request import FinishReason, Request
+from jaxpaged.request import FinishReason, Request, described
 from jaxpaged.scheduler import Scheduler
 from jaxpaged.tokenizer import Tokenizer
 
@@ -51,8 +51,9 @@ class BeamGroup:
 
     def advance(self) -> None:
         """Once all beams are answered: those that go on get their tokens, forks are made, the others leave."""
-        if any(beam.finished for beam in self._beams):  # its logits were not finite
-            self.fail(NOT_FINITE)
+        errors = [beam.error or "" for beam in self._beams if beam.finished]
+        if errors:
+            self.fail(errors[0])
             return
         answers = [beam.answer for beam in self._beams if beam.answer is not None]
         if len(answers) < len(self._beams):
@@ -219,7 +220,7 @@ class BeamSearches:
                 group.advance()
             except Exception as error:
                 logger.exception("request %s: its beams could not go on", group.request_id)
-                group.fail(_message(error))
+                group.fail(described(error))
             if group.finished:
                 outputs.append(self._report(group))
         return outputs
@@ -229,14 +230,10 @@ class BeamSearches:
         outputs: list[RequestOutput] = []
         for group in tuple(self._groups.values()):
             if suspects is None or any(beam.request_id in suspects for beam in group.members):
-                group.fail(_message(error))
+                group.fail(described(error))
                 outputs.append(self._report(group))
         return outputs
 
     def _report(self, group: BeamGroup) -> RequestOutput:
         del self._groups[group.request_id]
         return group.output()
-
-
-def _message(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -17,7 +17,9 @@ from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.runner import ModelRunner
+from jaxpaged.scheduler import Scheduler
 from jaxpaged.sharding.mesh import make_mesh
+from jaxpaged.tokenizer import Tokenizer
 from jaxpaged.warm_start import WarmStart, use_compilation_cache
 
 
@@ -68,6 +70,30 @@ def load(config: EngineConfig) -> Loaded:
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,
     )
+
+
+def make_scheduler(config: EngineConfig, limits: Limits) -> Scheduler:
+    """The scheduler for an engine of these sizes."""
+    return Scheduler(
+        num_blocks=limits.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer that the config names, by default the checkpoint's own; None where it wants none."""
+    if config.skip_tokenizer_init:
+        return None
+    if config.tokenizer is None:
+        return checkpoint.tokenizer()
+    if config.tokenizer.endswith(".gguf"):
+        return Tokenizer.from_gguf(config.tokenizer)
+    return Tokenizer.from_directory(config.tokenizer)
 
 
 def _checkpoint_weights(config: EngineConfig, plan: Blueprint, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:

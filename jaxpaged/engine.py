@@ -5,23 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from jaxpaged.admission import Admission, Ticket
 from jaxpaged.beam_groups import BeamSearches
 from jaxpaged.beam_params import BeamSearchParams
-from jaxpaged.build import Loaded, load
+from jaxpaged.build import Loaded, load, make_scheduler, open_tokenizer
 from jaxpaged.config import EngineConfig
+from jaxpaged.jump_ahead import forced_tokens
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.plan import StepPlan
-from jaxpaged.request import FinishReason, Request
+from jaxpaged.plan import RowPlan, StepPlan
+from jaxpaged.request import FinishReason
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
-from jaxpaged.scheduler import Scheduler
-from jaxpaged.tokenizer import Tokenizer
+from jaxpaged.stats_log import StatsLog
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +38,15 @@ class Engine:
         self.limits = loaded.limits
         self.model_config = loaded.checkpoint.config
         self.generation_config = loaded.checkpoint.generation_config
-        self.tokenizer = _open_tokenizer(config, loaded)
+        self.tokenizer = open_tokenizer(config, loaded.checkpoint)
         self._start_seconds = {"load": loaded.load_seconds, "compile": loaded.compile_seconds}
         self._runner = loaded.runner
-        self._scheduler = Scheduler(
-            num_blocks=self.limits.num_blocks,
-            block_size=config.block_size,
-            max_num_seqs=self.limits.max_num_seqs,
-            max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_model_len=self.limits.max_model_len,
-            policy=config.scheduling_policy,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self._scheduler = make_scheduler(config, self.limits)
         self._admission = Admission(
             self.model_config,
             self.tokenizer,
             check_length=self._scheduler.check_prompt,
+            check_processor=self._runner.adjusted.check_processor,
             longest=self.limits.max_model_len,
             max_logprobs=config.max_logprobs,
             most_beams=min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens),
@@ -64,9 +57,12 @@ class Engine:
         self._beams = BeamSearches(self._scheduler, self.tokenizer)
         self._groups: dict[str, RequestGroup] = {}
         self._owners: dict[str, tuple[RequestGroup, Sample]] = {}  # by the id of a single sequence
+        self._ready: list[RequestOutput] = []  # outputs that step() is going to return
         self._suspect: StepPlan | None = None  # the step that is being made or read; None: it is still being planned
+        self._stats_log = None if config.disable_log_stats else StatsLog(time.monotonic)
         self._step_seconds = 0.0
         self._num_outputs = 0
+        self._num_forced = 0
         self._num_failed_steps = 0
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> Ticket:
@@ -94,7 +90,9 @@ class Engine:
         if ticket.beams is not None:
             self._beams.submit(requests[0], ticket.prompt, ticket.beams)
             return
-        group = RequestGroup(request_id, ticket.prompt, ticket.params, requests, self.tokenizer)
+        group = RequestGroup(
+            request_id, ticket.prompt, ticket.params, requests, self.tokenizer, self.config.stream_interval
+        )
         for index, request in enumerate(requests):
             try:
                 self._scheduler.add(request)
@@ -123,14 +121,18 @@ class Engine:
         """
         begun = time.perf_counter()
         try:
-            return self._step()
+            self._step()
         except Exception as error:
-            return self._recover(error)
+            self._recover(error)
         except BaseException:  # a second Ctrl-C: the step may be torn in two, but it is nobody's fault
             self._restart()
             raise
         finally:
             self._step_seconds += time.perf_counter() - begun
+            if self._stats_log is not None:
+                self._stats_log.after_step(self.stats)
+        ready, self._ready = self._ready, []
+        return ready
 
     @property
     def has_unfinished(self) -> bool:
@@ -171,7 +173,8 @@ class Engine:
             "failed_steps": self._num_failed_steps,
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
-            "output_tokens": self._num_outputs,
+            "output_tokens": self._num_outputs + self._num_forced,
+            "forced_tokens": self._num_forced,
             "step_s": self._step_seconds,
             "device_wait_s": wait,
             "host_s": self._step_seconds - wait,
@@ -182,20 +185,46 @@ class Engine:
             "late_compilations": runner.programs.late_compilations,
         }
 
-    def _step(self) -> list[RequestOutput]:
+    def _step(self) -> None:
         self._suspect = None
         plan = self._scheduler.schedule()
-        if plan is not None:
+        self._suspect = plan
+        if plan is not None and plan.awaits_tokens:
+            # Late sampling: the device is busy with the backbone while the host learns what the rows may sample.
+            begun = self._runner.begin(plan)
+            while self._in_flight:
+                self._absorb(self._in_flight.popleft())
             self._suspect = plan
+            self._jump_ahead(begun.rows)
+            self._in_flight.append(self._runner.draw(begun))
+        elif plan is not None:
             self._in_flight.append(self._runner.dispatch(plan))
-        if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
-            return []
-        flight = self._in_flight.popleft()
-        self._suspect = flight.plan
-        return self._deliver(self._scheduler.absorb(self._runner.collect(flight)))
+        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+            self._absorb(self._in_flight.popleft())
 
-    def _deliver(self, updated: Sequence[Request]) -> list[RequestOutput]:
-        """The outputs of requests that got a token or failed."""
+    def _jump_ahead(self, rows: Sequence[RowPlan]) -> None:
+        """Give rows the runs of tokens that their structures force; what they sample in this step is dropped."""
+        touched: dict[str, RequestGroup] = {}
+        for request in (row.request for row in rows if row.request.jumps_ahead and not row.request.finished):
+            group, sample = self._owners[request.request_id]
+            try:
+                tokens = forced_tokens(request)
+            except Exception as error:
+                self._fail(sample, error)
+                touched[group.request_id] = group
+                continue
+            for token in tokens:
+                if not request.finished:
+                    self._scheduler.force(request, token)
+                    self._num_forced += 1
+                    self._advance(sample)
+                    touched[group.request_id] = group
+        self._make_ready(touched.values())
+
+    def _absorb(self, flight: InFlight) -> None:
+        """Take in a step's results: the outputs of requests that got a token or failed become ready."""
+        self._suspect = flight.plan
+        updated = self._scheduler.absorb(self._runner.collect(flight))
         self._num_outputs += len(updated)
         touched: dict[str, RequestGroup] = {}
         for request in updated:
@@ -204,8 +233,11 @@ class Engine:
             group, sample = self._owners[request.request_id]
             self._advance(sample)
             touched[group.request_id] = group
-        outputs = [output for group in touched.values() if (output := self._report(group)) is not None]
-        return outputs + self._beams.deliver(updated)
+        self._make_ready(touched.values())
+        self._ready += self._beams.deliver(updated)
+
+    def _make_ready(self, groups: Iterable[RequestGroup]) -> None:
+        self._ready += [output for group in groups if (output := self._report(group)) is not None]
 
     def _advance(self, sample: Sample) -> None:
         """Make text of a sample's new tokens, and end it at a stop string; what goes wrong there is its own affair."""
@@ -241,7 +273,7 @@ class Engine:
                 del self._owners[sample.request.request_id]
         return output
 
-    def _recover(self, error: Exception) -> list[RequestOutput]:
+    def _recover(self, error: Exception) -> None:
         """After a step that raised: its requests end, all others are computed again from the tokens they have."""
         suspects = None if self._suspect is None else {row.request.request_id for row in self._suspect.rows}
         logger.exception("a step failed: %s", "every request ends" if suspects is None else "its requests end")
@@ -253,8 +285,8 @@ class Engine:
             if blamed and not sample.request.finished:
                 self._fail(sample, error)
                 touched[group.request_id] = group
-        outputs = [output for group in touched.values() if (output := self._report(group)) is not None]
-        return outputs + self._beams.fail(suspects, error)
+        self._make_ready(touched.values())
+        self._ready += self._beams.fail(suspects, error)
 
     def _restart(self) -> None:
         """Forget the steps in flight; nothing of the cache is used again, and a cache that is lost is given up."""
@@ -262,13 +294,3 @@ class Engine:
         self._scheduler.restart()
         if not self._runner.intact:
             self._runner.drop_cache()
-
-
-def _open_tokenizer(config: EngineConfig, loaded: Loaded) -> Tokenizer | None:
-    if config.skip_tokenizer_init:
-        return None
-    if config.tokenizer is None:
-        return loaded.checkpoint.tokenizer()
-    if config.tokenizer.endswith(".gguf"):
-        return Tokenizer.from_gguf(config.tokenizer)
-    return Tokenizer.from_directory(config.tokenizer)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jaxpaged.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxpaged.constraints import TokenConstraint
     from jaxpaged.plan import TokenLogprobs
 
 
@@ -50,15 +54,17 @@ class Request:
     arrival: int = 0  # running number, set by the scheduler
     cache_key: bytes = b""  # extra key of the prefix-hash chain (salt, adapter, rope length)
     sibling: Request | None = None  # n > 1: the first sample, whose prompt blocks this one shares
-    lockstep: bool = (
-        False  # a beam: not sampled but answered with log-probabilities, and extended by its family's search
-    )
+    allowed: np.ndarray | None = None  # packed mask of the tokens that may come at all; None: all of them
+    constraint: TokenConstraint | None = None  # what may come next, where that depends on what came before
+    jumps_ahead: bool = False  # tokens that the constraint forces are taken without sampling
+    lockstep: bool = False  # a beam: answered with log-probabilities instead of sampled, extended by its search
 
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None  # what went wrong, with finish reason "error"
     num_computed: int = 0  # tokens whose KV is in the cache (or in flight to it)
     num_pending: int = 0  # sampled on the device, not yet read by the host (0 or 1)
     num_disregarded: int = 0  # samples in flight that will be dropped, because a forced token took their place
@@ -66,6 +72,19 @@ class Request:
     num_preemptions: int = 0
     slot: int | None = None
     answer: TokenLogprobs | None = None  # lockstep: what may come next; until it is extended the request is idle
+
+    @functools.cached_property
+    def adjusts(self) -> bool:
+        """Whether its logits need more than temperature and filters, or other log-probabilities than the top ones."""
+        params = self.params
+        return (
+            params.penalised
+            or bool(params.logit_bias)
+            or params.logits_processor is not None
+            or params.logprob_token_ids is not None
+            or self.allowed is not None
+            or self.constraint is not None
+        )
 
     @property
     def num_prompt(self) -> int:
@@ -85,6 +104,10 @@ class Request:
         """Ids that must not be sampled as output number num_outputs (from 0): what would end it before min_tokens."""
         return self.eos_ids | self.stop_ids if num_outputs < self.params.min_tokens else frozenset()
 
+    def ends_with(self, token: int) -> bool:
+        """Whether this token is an end-of-sequence or stop id, which is no part of the text."""
+        return token in self.eos_ids or token in self.stop_ids
+
     def disregards_sample(self) -> bool:
         """Whether the oldest sample in flight is to be dropped; asked once for each."""
         if not self.num_disregarded:
@@ -96,10 +119,19 @@ class Request:
     def finished(self) -> bool:
         return self.status >= Status.FINISHED
 
+    def receive(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """The next output, which was in flight. Raises what the request's constraint raises."""
+        self.num_pending -= 1
+        self.output_ids.append(token)
+        self.logprobs.append(logprobs)
+        if self.constraint is not None:
+            self.constraint.accept(token)
+
     def lose_progress(self) -> None:
         """Back to the state of a queued request: nothing is computed or in flight, the known outputs stay."""
         if self.status == Status.RUNNING:
             self.status = Status.PREEMPTED
+            self.num_preemptions += 1
         self.slot = None
         self.num_computed = self.num_pending = self.num_disregarded = 0
 
@@ -123,3 +155,8 @@ class Request:
         if start >= prompt:
             return self.output_ids[start - prompt : stop - prompt]
         return list(self.prompt_ids[start:stop]) + self.output_ids[: max(0, stop - prompt)]
+
+
+def described(error: Exception) -> str:
+    """An exception in a line, as Request.error has it."""
+    return f"{type(error).__name__}: {error}"

@@ -9,7 +9,7 @@ from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.roster import Roster
 from jaxpaged.scheduler_check import rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, check_sizes, ending, order, sibling_to_share, tokens_wanted
+from jaxpaged.scheduler_policy import LengthLimits, check_sizes, order, sibling_to_share, take, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -146,8 +146,8 @@ class Scheduler:
     def absorb(self, result: StepResult) -> list[Request]:
         """Take in the results of the oldest plan in flight; the requests that were answered or failed, in row order.
 
-        It is dropped where the request has finished or was forced to one; a preempted request still gets its token.
-        A request whose logits were not finite ends with "error", whatever it has got so far stays.
+        Tokens of requests that have finished meanwhile, or were forced to others, are dropped; a preempted request
+        still gets its token. A request that failed ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
         self._in_flight.popleft()
@@ -157,6 +157,7 @@ class Scheduler:
             if row.request.finished or row.request.disregards_sample():
                 continue
             if index in result.failed:
+                row.request.error = result.failed[index]
                 self.finish(row.request, FinishReason.ERROR, None)
             elif row.request.lockstep:
                 row.request.num_pending -= 1
@@ -243,7 +244,7 @@ class Scheduler:
         while index < len(self._waiting) and step.budget > 0:
             request = self._waiting[index]
             sibling = sibling_to_share(request)
-            if request.answer is not None or (sibling is not None and not step.finds_prompt_of(sibling)):
+            if request.answer is not None or (sibling is not None and not step.can_share(sibling)):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
@@ -280,9 +281,6 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Give a request its next token and end it if that ends it."""
-        request.num_pending -= 1
-        request.output_ids.append(token)
-        request.logprobs.append(logprobs)
-        end = ending(request)
+        end = take(request, token, logprobs)
         if end is not None:
             self.finish(request, *end)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxpaged.config import POLICIES
-from jaxpaged.request import FinishReason, Request, Status
+from jaxpaged.plan import TokenLogprobs
+from jaxpaged.request import FinishReason, Request, Status, described
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +91,21 @@ def sibling_to_share(request: Request) -> Request | None:
     return sibling
 
 
+def take(request: Request, token: int, logprobs: TokenLogprobs | None) -> tuple[FinishReason, int | None] | None:
+    """Give a request the token that was in flight; (finish reason, stop reason) if that ends it, else None."""
+    try:
+        request.receive(token, logprobs)
+        return ending(request)
+    except Exception as error:  # of its constraint: nobody else's affair
+        request.error = described(error)
+        return FinishReason.ERROR, None
+
+
 def ending(request: Request) -> tuple[FinishReason, int | None] | None:
     """(finish reason, stop reason) if the request's newest token ends it, else None.
 
     An end-of-sequence token at the length limit counts as "stop". Before min_tokens tokens are there, only length
-    ends a request.
+    ends a request, and the completion of what it is constrained to.
     """
     count = len(request.output_ids)
     token = request.output_ids[-1]
@@ -103,6 +114,8 @@ def ending(request: Request) -> tuple[FinishReason, int | None] | None:
             return FinishReason.STOP, None
         if token in request.stop_ids:
             return FinishReason.STOP, token
+    if request.constraint is not None and request.constraint.finished:
+        return FinishReason.STOP, None
     if count >= request.max_tokens:
         return FinishReason.LENGTH, None
     return None

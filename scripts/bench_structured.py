@@ -49,15 +49,23 @@ def variants(temperature: float, tokens: int) -> dict[str, SamplingParams]:
 
 
 def run(llm: LLM, params: SamplingParams, requests: int) -> dict[str, float]:
-    """One pass over the requests: milliseconds and steps per token of a sequence, and milliseconds per step."""
-    before, begun = llm.stats(), time.perf_counter()
+    """One pass over the requests: milliseconds per token of a sequence, also of CPU time; steps and their length.
+
+    CPU time, of all threads, tells the host's work where other processes take turns with this one.
+    """
+    before, begun, used = llm.stats(), time.perf_counter(), time.process_time()
     outputs = llm.generate([PROMPT.format(number) for number in range(requests)], params, use_tqdm=False)
-    seconds = time.perf_counter() - begun
+    seconds, used = time.perf_counter() - begun, time.process_time() - used
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     if set(lengths) != {params.max_tokens}:
         raise RuntimeError(f"wanted {params.max_tokens} tokens of every request, got {lengths}")
     steps = llm.stats()["steps"] - before["steps"]
-    return {"ms per token": 1e3 * seconds / lengths[0], "steps": steps, "ms per step": 1e3 * seconds / steps}
+    return {
+        "ms per token": 1e3 * seconds / lengths[0],
+        "CPU ms per token": 1e3 * used / lengths[0],
+        "steps": steps,
+        "ms per step": 1e3 * seconds / steps,
+    }
 
 
 def compare(llm: LLM, *, temperature: float, options: argparse.Namespace) -> dict[str, dict[str, float]]:

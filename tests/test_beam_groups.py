@@ -164,9 +164,10 @@ def test_a_beam_is_no_request_more(llm: LLM) -> None:
     for one in output.outputs:
         logprobs = [entries[token].logprob for token, entries in zip(one.token_ids, one.logprobs, strict=True)]
         assert one.cumulative_logprob == pytest.approx(sum(logprobs))
+    ticket = llm.engine.check_beams(PROMPTS[0], ASKS)
+    llm.engine.submit("search", ticket, priority=0)
     with pytest.raises(ValueError, match="in use"):
-        for _ in range(2):
-            llm.engine.submit("search", llm.engine.check_beams(PROMPTS[0], ASKS), priority=0)
+        llm.engine.submit("search", ticket, priority=0)
     assert llm.engine.abort("search") is not None
 
 

@@ -1,4 +1,4 @@
-"""Tokens given to a request without sampling: computed as one chunk, in whatever company, and ended where they end it."""
+"""Tokens given to a request without sampling: computed as one chunk in any company, and ended where they end it."""
 
 from __future__ import annotations
 

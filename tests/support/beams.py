@@ -1,4 +1,4 @@
-"""Beam searches to compare with: every sequence tried, or transformers' rules written out, over any next-token table."""
+"""Beam searches to compare with: every sequence tried, or transformers' rules written out, over any token table."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def answer_of(logprobs: np.ndarray, count: int) -> TokenLogprobs:
     """The best `count`, as the sampler reports them."""
     ids = np.argsort(-logprobs, kind="stable")[:count]
     return TokenLogprobs(
-        top_ids=ids, top_logprobs=logprobs[ids], sampled_logprob=float(logprobs[ids[0]]), sampled_rank=1
+        top_ids=ids, top_logprobs=logprobs[ids], ranked=True, sampled_logprob=float(logprobs[ids[0]]), sampled_rank=1
     )
 
 

@@ -16,7 +16,11 @@ from jaxpaged.plan import RowPlan, StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import Request
 
 ANSWER = TokenLogprobs(
-    top_ids=np.zeros(1, np.int32), top_logprobs=np.zeros(1, np.float32), sampled_logprob=0.0, sampled_rank=1
+    ranked=True,
+    top_ids=np.zeros(1, np.int32),
+    top_logprobs=np.zeros(1, np.float32),
+    sampled_logprob=0.0,
+    sampled_rank=1,
 )
 
 
