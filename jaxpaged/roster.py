@@ -65,7 +65,12 @@ class Roster:
         bisect.insort(self.waiting, request, key=self._key)
 
     def leave(self, request: Request, *, trusted: bool) -> None:
-        """Out of all lists; its blocks are free. Those of an untrusted request are not found again."""
+        """Out of all lists; its blocks are free. Those of an untrusted request are not found again.
+
+        A fork that an exception kept from coming in has nothing to leave.
+        """
+        if self._requests.get(request.request_id) is not request:
+            return
         if request.slot is None:
             self.waiting.remove(request)
         else:

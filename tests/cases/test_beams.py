@@ -25,7 +25,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     words.decoder = tokenizers.decoders.Fuse()
     table = {last: dict(enumerate(map(float, row))) for last, row in enumerate(LOGITS)}
     path = tmp_path_factory.mktemp("bigram") / "model"
-    bigram_checkpoint(path, table, 5, tokenizer=words, eos=EOS)
+    bigram_checkpoint(path, table, 5, tokenizer=words, eos=EOS, num_attention_heads=1)
     return small_llm(path, max_num_seqs=64, max_num_batched_tokens=64, max_model_len=32)
 
 
