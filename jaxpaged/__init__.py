@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jaxpaged.beam_params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import DEMO_MODEL
 from jaxpaged.errors import EngineDead, QueueFull
@@ -21,6 +22,9 @@ __all__ = [
     "DEMO_MODEL",
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "Engine",
     "EngineConfig",

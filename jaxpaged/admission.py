@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from jaxpaged.beam_params import BeamSearchParams
 from jaxpaged.constraints import TokenConstraint, TokenRules, together
 from jaxpaged.jump_ahead import may_jump_ahead
 from jaxpaged.models.config import ModelConfig
@@ -27,6 +28,7 @@ class Ticket:
     params: SamplingParams
     rules: TokenRules
     structure: GrammarConstraint | None  # at its beginning
+    beams: BeamSearchParams | None = None  # of a beam search; params are then those of each beam
 
     def constraint(self) -> TokenConstraint | None:
         """For one more sequence: what its next token may be, where that depends on the ones before."""
@@ -46,13 +48,17 @@ class Admission:
         check_processor: Callable[[Callable[..., Any]], None],
         longest: int,
         max_logprobs: int,
+        most_beams: int,
         seed: int,
     ) -> None:
-        """The checks raise ValueError: for a prompt's length, for a logits_processor. longest is max_model_len."""
+        """The checks raise ValueError: for a prompt's length, for a logits_processor. longest is max_model_len,
+        most_beams the number of sequences that can run at once.
+        """
         self._model, self._tokenizer = model, tokenizer
         self._check_length, self._check_processor = check_length, check_processor
         self._longest = longest
         self._max_logprobs = max_logprobs
+        self._most_beams = most_beams
         self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
         self._structures = StructuredOutputs(tokenizer, model.vocab_size)
         self._seeds = np.random.default_rng(seed)
@@ -80,6 +86,25 @@ class Admission:
             structure=self._structure(params),
         )
 
+    def check_beams(self, prompt_ids: Sequence[int], beams: BeamSearchParams, *, prompt: str | None) -> Ticket:
+        """The ticket of a beam search. Raises ValueError if it cannot be served."""
+        if beams.beam_width > self._most_beams:
+            raise ValueError(
+                f"beam_width must be at most {self._most_beams}, the sequences that run at once, got "
+                f"{beams.beam_width}; lower it or raise max_num_seqs (and max_num_batched_tokens) of the engine"
+            )
+        vocab_size = self._model.vocab_size
+        eos_ids, stop_ids = self._ending_ids(beams.sampling_params(0))
+        wanted = beams.num_candidates(len(eos_ids | stop_ids), vocab_size)
+        if wanted > self._max_logprobs:
+            raise ValueError(
+                f"beam_width={beams.beam_width} with {len(eos_ids | stop_ids)} ids that end a sequence"
+                f"{' and stop strings' if beams.stop else ''} needs the {wanted} best log-probabilities after each "
+                f"beam, got max_logprobs={self._max_logprobs}; raise max_logprobs of the engine or lower beam_width"
+            )
+        ticket = self.check(prompt_ids, beams.sampling_params(wanted), prompt=prompt)
+        return replace(ticket, beams=beams)
+
     def requests(self, request_id: str, ticket: Ticket, *, priority: int) -> list[Request]:
         """The ticket's params.n sequences. Draws a seed if the request has none."""
         params = ticket.params
@@ -99,6 +124,7 @@ class Admission:
                     priority=priority,
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
                     sibling=requests[0] if requests else None,
+                    lockstep=ticket.beams is not None,
                     allowed=ticket.rules.allowed,
                     constraint=ticket.constraint(),
                     jumps_ahead=ticket.structure is not None and may_jump_ahead(params),

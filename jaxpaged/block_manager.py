@@ -11,8 +11,8 @@ class BlockManager:
     """Gives blocks to requests, shares computed ones and takes them back.
 
     Invariants: a block is listed in the prefix cache only when a dispatched (or just planned) step writes all
-    of it, and never while it is handed out for new content; after each planned step the block a row writes
-    next is its own alone, because only full blocks stay shared.
+    of it, and never while it is handed out for new content; after each planned step the block a row has written to
+    is its own alone. Of shared blocks only full ones are not copied in time: beams claim() what they write.
     """
 
     def __init__(
@@ -66,6 +66,13 @@ class BlockManager:
         """Stop keeping the request's block keys."""
         self._chains.pop(request.request_id, None)
 
+    def track_fork(self, parent: Request, child: Request) -> None:
+        """As track(), with the keys of the parent's blocks, whose tokens are the child's, too."""
+        if self._cache is not None:
+            if parent.slot is not None:
+                self.index(parent)
+            self._chains[child.request_id] = self._chains[parent.request_id].copy()
+
     def admit(self, request: Request, slot: int) -> int | None:
         """Blocks for all tokens of a request, cached ones first: how many leading tokens are already computed.
 
@@ -110,6 +117,32 @@ class BlockManager:
         copy = draft.privatise(slot, shared - 1)
         self._forget_fresh(draft)
         assert copy is not None, "a block just shared has one holder"
+        return (copy,)
+
+    def share(self, request: Request, slot: int) -> None:
+        """Give an idle slot all the request's blocks, the partly filled one included: see claim()."""
+        assert request.slot is not None, f"{request.request_id} holds no blocks"
+        blocks = self._draft().row(request.slot)
+        self._draft().attach(slot, blocks)
+        self.blocks_reused += len(blocks)
+
+    def claim(self, request: Request, count: int) -> tuple[tuple[int, int], ...] | None:
+        """Blocks of its own for a request's next tokens: fresh ones, and a copy of a shared one that is partly filled.
+
+        Returns the block copies the step has to make first; None, and nothing changed, when blocks are short.
+        Example: block_size 4, two beams of 6 tokens share blocks 1 and 2. Who claims first gets (2, 3) to copy and
+        holds 1 and 3; the other then is alone with block 2, and writes to it.
+        """
+        assert request.slot is not None, f"{request.request_id} holds no blocks"
+        draft, (index, filled) = self._draft(), divmod(request.num_computed, self.block_size)
+        if not filled or not draft.is_shared(request.slot, index):
+            return () if self.grow(request.slot, request.num_computed + count) else None
+        assert count == 1, f"{request.request_id} shares the block that a chunk begins in"
+        if not draft.num_free:
+            return None
+        copy = draft.privatise(request.slot, index)
+        self._forget_fresh(draft)
+        assert copy is not None, "a shared block has one holder"
         return (copy,)
 
     def grow(self, slot: int, num_tokens: int) -> bool:

@@ -18,6 +18,7 @@ from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, Slot, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.runner import ModelRunner
+from jaxpaged.scheduler import Scheduler
 from jaxpaged.sharding.mesh import make_mesh
 from jaxpaged.tokenizer import Tokenizer
 from jaxpaged.warm_start import WarmStart, processor_name, use_compilation_cache
@@ -69,6 +70,19 @@ def load(config: EngineConfig) -> Loaded:
         runner=runner,
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,
+    )
+
+
+def make_scheduler(config: EngineConfig, limits: Limits) -> Scheduler:
+    """The scheduler for an engine of these sizes."""
+    return Scheduler(
+        num_blocks=limits.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
     )
 
 

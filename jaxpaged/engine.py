@@ -10,7 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from jaxpaged.admission import Admission, Ticket
-from jaxpaged.build import Loaded, load, open_tokenizer
+from jaxpaged.beam_groups import BeamSearches
+from jaxpaged.beam_params import BeamSearchParams
+from jaxpaged.build import Loaded, load, make_scheduler, open_tokenizer
 from jaxpaged.config import EngineConfig
 from jaxpaged.jump_ahead import forced_tokens
 from jaxpaged.output_builder import RequestGroup, Sample
@@ -19,7 +21,6 @@ from jaxpaged.plan import RowPlan, StepPlan
 from jaxpaged.request import FinishReason
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
-from jaxpaged.scheduler import Scheduler
 from jaxpaged.stats_log import StatsLog
 
 logger = logging.getLogger(__name__)
@@ -40,15 +41,7 @@ class Engine:
         self.tokenizer = open_tokenizer(config, loaded.checkpoint)
         self._start_seconds = {"load": loaded.load_seconds, "compile": loaded.compile_seconds}
         self._runner = loaded.runner
-        self._scheduler = Scheduler(
-            num_blocks=self.limits.num_blocks,
-            block_size=config.block_size,
-            max_num_seqs=self.limits.max_num_seqs,
-            max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_model_len=self.limits.max_model_len,
-            policy=config.scheduling_policy,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self._scheduler = make_scheduler(config, self.limits)
         self._admission = Admission(
             self.model_config,
             self.tokenizer,
@@ -56,10 +49,12 @@ class Engine:
             check_processor=self._runner.adjusted.check_processor,
             longest=self.limits.max_model_len,
             max_logprobs=config.max_logprobs,
+            most_beams=min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens),
             seed=config.seed,
         )
         self._depth = 2 if config.async_scheduling else 1  # steps in flight at once
         self._in_flight: deque[InFlight] = deque()
+        self._beams = BeamSearches(self._scheduler, self.tokenizer)
         self._groups: dict[str, RequestGroup] = {}
         self._owners: dict[str, tuple[RequestGroup, Sample]] = {}  # by the id of a single sequence
         self._ready: list[RequestOutput] = []  # outputs that step() is going to return
@@ -77,6 +72,10 @@ class Engine:
         """
         return self._admission.check(prompt_ids, params, prompt=prompt)
 
+    def check_beams(self, prompt_ids: Sequence[int], params: BeamSearchParams, *, prompt: str | None = None) -> Ticket:
+        """As check(), of a beam search. Its final output alone is given: the hypotheses, best first."""
+        return self._admission.check_beams(prompt_ids, params, prompt=prompt)
+
     def add(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None, priority: int
     ) -> None:
@@ -85,9 +84,12 @@ class Engine:
 
     def submit(self, request_id: str, ticket: Ticket, *, priority: int) -> None:
         """Queue a request of params.n samples. Raises ValueError, queueing nothing, for an id that is in use."""
-        if request_id in self._groups:
+        if request_id in self._groups or request_id in self._beams:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
         requests = self._admission.requests(request_id, ticket, priority=priority)
+        if ticket.beams is not None:
+            self._beams.submit(requests[0], ticket.prompt, ticket.beams)
+            return
         group = RequestGroup(
             request_id, ticket.prompt, ticket.params, requests, self.tokenizer, self.config.stream_interval
         )
@@ -105,7 +107,7 @@ class Engine:
         """End a request; its blocks are free at once. None if there is no such request."""
         group = self._groups.get(request_id)
         if group is None:
-            return None
+            return self._beams.abort(request_id)
         for sample in group.samples:
             self._scheduler.finish(sample.request, FinishReason.ABORT, None)
             self._advance(sample)
@@ -140,7 +142,7 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         """Requests added and neither finished nor aborted."""
-        return len(self._groups)
+        return len(self._groups) + len(self._beams)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False, and nothing done, while requests run."""
@@ -203,7 +205,7 @@ class Engine:
     def _jump_ahead(self, rows: Sequence[RowPlan]) -> None:
         """Give rows the runs of tokens that their structures force; what they sample in this step is dropped."""
         touched: dict[str, RequestGroup] = {}
-        for request in (row.request for row in rows if not row.request.finished):
+        for request in (row.request for row in rows if row.request.jumps_ahead and not row.request.finished):
             group, sample = self._owners[request.request_id]
             try:
                 tokens = forced_tokens(request)
@@ -226,10 +228,13 @@ class Engine:
         self._num_outputs += len(updated)
         touched: dict[str, RequestGroup] = {}
         for request in updated:
+            if request.lockstep:
+                continue
             group, sample = self._owners[request.request_id]
             self._advance(sample)
             touched[group.request_id] = group
         self._make_ready(touched.values())
+        self._ready += self._beams.deliver(updated)
 
     def _make_ready(self, groups: Iterable[RequestGroup]) -> None:
         self._ready += [output for group in groups if (output := self._report(group)) is not None]
@@ -281,6 +286,7 @@ class Engine:
                 self._fail(sample, error)
                 touched[group.request_id] = group
         self._make_ready(touched.values())
+        self._ready += self._beams.fail(suspects, error)
 
     def _restart(self) -> None:
         """Forget the steps in flight; nothing of the cache is used again, and a cache that is lost is given up."""

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from jaxpaged.admission import Ticket
+from jaxpaged.beam_params import BeamSearchParams
 from jaxpaged.engine import Engine
 from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, conversations_of, prompts_of, tokenize
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
@@ -84,12 +85,17 @@ class Intake:
         _check_count("sampling_params", each, count)
         return list(each) if kind is None else [dataclasses.replace(item, output_kind=kind) for item in each]
 
-    def tickets(self, prompts: Sequence[Tokenized], params: Sequence[SamplingParams]) -> list[Ticket]:
+    def tickets(
+        self, prompts: Sequence[Tokenized], params: Sequence[SamplingParams] | BeamSearchParams
+    ) -> list[Ticket]:
         """Every request checked, before the first is queued. Raises ValueError, of several naming the prompt."""
         tickets: list[Ticket] = []
-        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+        for index, prompt in enumerate(prompts):
             try:
-                tickets.append(self._engine.check(prompt.ids, param, prompt=prompt.text))
+                if isinstance(params, BeamSearchParams):
+                    tickets.append(self._engine.check_beams(prompt.ids, params, prompt=prompt.text))
+                else:
+                    tickets.append(self._engine.check(prompt.ids, params[index], prompt=prompt.text))
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from None
         return tickets

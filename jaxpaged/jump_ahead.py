@@ -25,7 +25,7 @@ def forced_tokens(request: Request) -> list[int]:
     A single one is not worth it: the row that would sample it is being computed already, and its mask forces it.
     Ids that end the output are left to the sampler, which may have to rule them out.
     """
-    if not request.jumps_ahead or request.finished or request.constraint is None:
+    if request.constraint is None:
         return []
     run = list(itertools.takewhile(lambda token: not request.ends_with(token), request.constraint.forced()))
     return run if len(run) > 1 else []

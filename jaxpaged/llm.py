@@ -9,6 +9,8 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from jaxpaged.admission import Ticket
+from jaxpaged.beam_output import beam_output
+from jaxpaged.beam_params import BeamSearchOutput, BeamSearchParams
 from jaxpaged.config import EngineConfig
 from jaxpaged.driver import Driver
 from jaxpaged.engine import Engine
@@ -76,6 +78,27 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         return self._run(self._intake.chats(messages, options), sampling_params, use_tqdm, None)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        priority: Sequence[int] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The most probable continuations of every prompt, by beam search; results in input order.
+
+        Raises: ValueError as generate(), and for a beam_width beyond what the engine's max_num_seqs or max_logprobs
+        allow.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params: wanted BeamSearchParams, got {params!r}")
+        tokenized = self._intake.prompts(prompts)
+        tickets, order = self._intake.tickets(tokenized, params), ranks(priority, len(tokenized))
+        with tqdm(total=len(tickets), desc="searches", disable=not use_tqdm) as bar:
+            outputs = self._driver.run(tickets, order, bar.update)
+        return [beam_output(output, params, self.engine.tokenizer) for output in outputs]
 
     def generate_stream(
         self, prompt: Prompt | Sequence[ChatMessage], sampling_params: SamplingParams | None = None

@@ -42,7 +42,7 @@ class StepPlan:
 
     step: int
     rows: tuple[RowPlan, ...]
-    block_tables: np.ndarray  # int32[max_num_seqs, P], indexed by slot; unused entries are 0, the trash block
+    block_tables: np.ndarray  # int32[slots, P], indexed by slot; unused entries are 0, the trash block
     copies: tuple[tuple[int, int], ...]  # (source block, target block): copy-on-write, done before the step
     preempted: tuple[str, ...]  # request ids preempted while this plan was made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jaxpaged.sampling_params import SamplingParams
@@ -57,6 +57,7 @@ class Request:
     allowed: np.ndarray | None = None  # packed mask of the tokens that may come at all; None: all of them
     constraint: TokenConstraint | None = None  # what may come next, where that depends on what came before
     jumps_ahead: bool = False  # tokens that the constraint forces are taken without sampling
+    lockstep: bool = False  # a beam: answered with log-probabilities instead of sampled, extended by its search
 
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -70,6 +71,7 @@ class Request:
     num_cached: int = 0  # prompt tokens taken from the prefix cache or a sibling at first admission
     num_preemptions: int = 0
     slot: int | None = None
+    answer: TokenLogprobs | None = None  # lockstep: what may come next; until it is extended the request is idle
 
     @functools.cached_property
     def adjusts(self) -> bool:
@@ -132,6 +134,20 @@ class Request:
             self.num_preemptions += 1
         self.slot = None
         self.num_computed = self.num_pending = self.num_disregarded = 0
+
+    def forked(self, request_id: str, token: int) -> Request:
+        """A new request that continues this one's known tokens with one more: see Scheduler.fork."""
+        return replace(
+            self,
+            request_id=request_id,
+            output_ids=[*self.output_ids, token],
+            logprobs=[],
+            status=Status.WAITING,
+            num_computed=0,
+            num_preemptions=0,
+            slot=None,
+            answer=None,
+        )
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions [start, stop) that the host knows; shorter if some are in flight."""

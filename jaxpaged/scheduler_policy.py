@@ -72,9 +72,9 @@ def order(policy: str) -> Callable[[Request], tuple[int, int]]:
 
 
 def tokens_wanted(request: Request) -> int:
-    """Tokens a running request has to compute; none once its last output is in flight."""
+    """Tokens a running request has to compute; none once its last output, or a beam's answer, is in flight."""
     outputs = request.num_outputs
-    if outputs >= request.max_tokens:
+    if outputs >= request.max_tokens or (request.lockstep and request.num_pending):
         return 0
     return len(request.prompt_ids) + outputs - request.num_computed
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxpaged import EngineConfig, SamplingParams, build, cli
+from jaxpaged import BeamSearchParams, EngineConfig, SamplingParams, build, cli
 from jaxpaged.models.registry import FAMILIES
 from jaxpaged.models.weights.dequantise import KINDS
 from jaxpaged.programs import Programs
@@ -190,7 +190,10 @@ def documented_defaults(path: Path, fields: Iterable[dataclasses.Field[Any]]) ->
     return {row[0]: row[1].strip("`") for row in table_rows(path.read_text("utf-8")) if row[0] in names}
 
 
-@pytest.mark.parametrize(("kind", "page"), [(EngineConfig, "configuration.md"), (SamplingParams, "sampling.md")])
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [(EngineConfig, "configuration.md"), (SamplingParams, "sampling.md"), (BeamSearchParams, "beam-search.md")],
+)
 def test_every_field_is_documented_with_its_default(kind: type, page: str) -> None:
     fields = dataclasses.fields(kind)
     wanted = {

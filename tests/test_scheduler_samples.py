@@ -102,7 +102,7 @@ def test_nothing_is_kept_of_finished_requests() -> None:
     scheduler: Scheduler = loop.scheduler
     assert scheduler.num_in_flight == scheduler.num_running == scheduler.num_waiting == 0
     blocks = scheduler._blocks
-    assert not scheduler._requests and not blocks._chains
+    assert not len(scheduler._roster) and not blocks._chains
     assert blocks._cache is not None and len(blocks._cache) <= 19
 
 

@@ -74,6 +74,10 @@ class Machine(RuleBasedStateMachine):
         for _ in range(n - 1):
             self.walk.add(prompt, asks, first)
 
+    @rule(prompt=st.lists(ALPHABET, min_size=1, max_size=12), asks=ASKS, width=st.integers(1, 5))
+    def add_beams(self, prompt: list[int], asks: dict, width: int) -> None:
+        self.walk.add_beams(prompt, asks, width)
+
     @precondition(lambda self: len(self.walk.flight) < DEPTH)
     @rule(seed=st.integers(0, 2**16))
     def schedule(self, seed: int) -> None:
@@ -138,7 +142,8 @@ def test_no_walk_breaks_a_block() -> None:
     )
     assert counts["schedule"] + counts["absorb"] >= 10_000
     # The walk must have gone where the faults are.
-    assert min(counts["preempted"], counts["copies"], counts["on_device"], counts["ended"], counts["restarted"]) >= 100
+    places = ("preempted", "copies", "on_device", "ended", "forked", "forked_without_slot", "dropped", "restarted")
+    assert min(counts[place] for place in places) >= 100
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -166,6 +171,9 @@ def test_no_long_run_breaks_a_block(seed: int) -> None:
                 "priority": draw.randint(0, 2),
                 "cache_key": b"",
             }
+            if draw.random() < 0.2:
+                walk.add_beams(prompt, asks, draw.randint(1, 6))
+                continue
             first = walk.add(prompt, asks, None)
             for _ in range(draw.choice([0, 0, 0, 2])):
                 walk.add(prompt, asks, first)
@@ -177,5 +185,5 @@ def test_no_long_run_breaks_a_block(seed: int) -> None:
             walk.absorb()
         walk.check()
     walk.drain(sample)
-    assert counts["preempted"] > 0 and counts["copies"] > 0
+    assert min(counts["preempted"], counts["copies"], counts["forked"], counts["dropped"]) > 0
     assert walk.scheduler.stats.prefix_hits > 0
