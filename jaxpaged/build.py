@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,10 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, ignorable_tensors, load_weights, open_checkpoint
+from jaxpaged.models.weights.hub import fetch_snapshot, is_hub_id
 from jaxpaged.runner import ModelRunner
 from jaxpaged.sharding.mesh import make_mesh
+from jaxpaged.tokenizer import Tokenizer
 from jaxpaged.warm_start import WarmStart, processor_name, use_compilation_cache
 
 
@@ -68,6 +71,29 @@ def load(config: EngineConfig) -> Loaded:
         runner=runner,
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,
+    )
+
+
+def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer:
+    """The one that the configuration names, or the checkpoint's own.
+
+    Raises: ValueError where there is none, or none that can be used.
+    """
+    name = config.tokenizer
+    if name is None:
+        return checkpoint.tokenizer()
+    if name.endswith(".gguf"):
+        return Tokenizer.from_gguf(name)
+    if Path(name).is_dir() or not is_hub_id(name):
+        return Tokenizer.from_directory(name)
+    return Tokenizer.from_directory(
+        fetch_snapshot(
+            name,
+            revision=config.tokenizer_revision,
+            token=config.hf_token,
+            download_dir=config.download_dir,
+            weights=False,
+        )
     )
 
 
