@@ -54,6 +54,9 @@ class Admission:
         for token in prompt_ids:
             if not 0 <= token < vocab_size:
                 raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
+        kept = params.truncate_prompt_tokens
+        if kept is not None:
+            prompt_ids = prompt_ids[-(self._longest - 1 if kept == -1 else kept) :]
         self._check_length(len(prompt_ids))
         params.verify(vocab_size, self._max_logprobs)
         if params.stop and self._tokenizer is None:

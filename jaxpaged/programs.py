@@ -72,11 +72,11 @@ def adjusting_program(code: ModelCode, mode: SamplerMode, whole: NamedSharding) 
             histories=histories,
             slots=slots,
             last_tokens=jnp.where(known, previous, last_tokens[slots]),
-            positions=inputs.position,
+            positions=jnp.asarray(inputs.position),
         )
         out = sample(_logits(code, params, hidden, slots, whole), inputs, mode, state)
         last_tokens = last_tokens.at[slots].set(out.token, mode="promise_in_bounds")
-        return out, last_tokens, count_tokens(histories, slots, out.token)
+        return out, last_tokens, count_tokens(histories, slots, jnp.asarray(out.token))
 
     return sample_rows
 
