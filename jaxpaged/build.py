@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, Slot, ignorable_tensors, load_weights, open_checkpoint
+from jaxpaged.models.weights.hub import fetch_snapshot, is_hub_id
 from jaxpaged.runner import ModelRunner
 from jaxpaged.scheduler import Scheduler
 from jaxpaged.sharding.mesh import make_mesh
@@ -87,14 +89,28 @@ def make_scheduler(config: EngineConfig, limits: Limits) -> Scheduler:
 
 
 def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer that the config names, by default the checkpoint's own; None where it wants none."""
+    """The tokenizer that the config names, by default the checkpoint's own; None where it wants none.
+
+    Raises: ValueError where there is none, or none that can be used.
+    """
+    name = config.tokenizer
     if config.skip_tokenizer_init:
         return None
-    if config.tokenizer is None:
+    if name is None:
         return checkpoint.tokenizer()
-    if config.tokenizer.endswith(".gguf"):
-        return Tokenizer.from_gguf(config.tokenizer)
-    return Tokenizer.from_directory(config.tokenizer)
+    if name.endswith(".gguf"):
+        return Tokenizer.from_gguf(name)
+    if Path(name).is_dir() or not is_hub_id(name):
+        return Tokenizer.from_directory(name)
+    return Tokenizer.from_directory(
+        fetch_snapshot(
+            name,
+            revision=config.tokenizer_revision,
+            token=config.hf_token,
+            download_dir=config.download_dir,
+            weights=False,
+        )
+    )
 
 
 def _checkpoint_weights(config: EngineConfig, plan: Blueprint, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:
