@@ -48,8 +48,8 @@ def end(loop: Loop, beams: list[Request]) -> None:
     loop.scheduler.check()
 
 
-# Blocks of 4: a prompt of 6 fills one and a half. Four beams share both until they write; three copy the half-filled one
-# and the last writer is alone with it. After a prompt of 8 each takes a fresh block, and after one of 3 the only one.
+# Blocks of 4: a prompt of 6 fills one and a half. Four beams share both until they write; three copy the half-filled
+# one, and the last writer is alone with it. After a prompt of 8 each takes a fresh block, after one of 3 the only one.
 @pytest.mark.parametrize(("length", "copies", "blocks"), [(6, 3, 1 + 4), (8, 0, 2 + 4), (3, 3, 4), (9, 3, 2 + 4)])
 def test_a_split_copies_only_what_is_written(length: int, copies: int, blocks: int) -> None:
     """Every fork copied its whole sequence, or two wrote to one block."""
