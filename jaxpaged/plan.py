@@ -28,6 +28,7 @@ class RowPlan:
     tokens: np.ndarray  # int32[count]; the last entry is 0 and meaningless if token_on_device
     token_on_device: bool  # run-ahead: the last input token is still on the device, in last_tokens[slot]
     samples: bool  # True when the row reaches its newest token, so its next token is sampled
+    read: range = range(0)  # positions among these whose hidden states are read, see Request.readout
 
     @property
     def kv_len(self) -> int:
@@ -50,6 +51,11 @@ class StepPlan:
         """Tokens the step computes, padding not counted."""
         return sum(row.count for row in self.rows)
 
+    @property
+    def reading_rows(self) -> tuple[RowPlan, ...]:
+        """The rows with positions to read, in the order in which their hidden states are kept."""
+        return tuple(row for row in self.rows if row.read)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
@@ -62,6 +68,23 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a step read off n consecutive positions of a prompt: scores of the tokens that follow, or a sum of states.
+
+    A readout of scores has logprobs float32[n], ranks int32[n], top_ids int32[n, k] and top_logprobs float32[n, k];
+    one of embeddings has state_sum float64[D], the sum of the n final hidden states.
+    """
+
+    count: int  # n
+    logprobs: np.ndarray | None = None
+    ranks: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    state_sum: np.ndarray | None = None
+    failed: bool = False  # something was not finite: the numbers are meaningless
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What the device sampled for the plan's sampling rows, in the plan's row order."""
 
@@ -70,3 +93,4 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...]  # per sampling row; None where the request asked for none
     # Positions (in token_ids) of rows whose logits were not finite: their tokens are meaningless.
     failed: frozenset[int] = frozenset()
+    readings: tuple[Reading, ...] = ()  # of the plan's reading_rows, in their order

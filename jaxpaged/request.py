@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jaxpaged.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from jaxpaged.plan import TokenLogprobs
+    from jaxpaged.plan import Reading, TokenLogprobs
 
 
 class Status(enum.IntEnum):
@@ -28,6 +28,20 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens, max_model_len or the KV pool's size
     ABORT = "abort"
     ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readout:
+    """What is read off a prompt's own positions [first, stop): how probable the following tokens are, or embeddings.
+
+    Position p tells how probable the token at p + 1 is, so scoring a prompt of n tokens reads [0, n - 1).
+    Positions from `first` on have to be computed: what the prefix cache holds of them cannot be read.
+    """
+
+    first: int
+    stop: int  # more than first
+    scores: bool  # True: log-probabilities of the tokens that follow; False: final hidden states
+    num_top: int = 0  # alternatives reported with each score
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,6 +64,8 @@ class Request:
     arrival: int = 0  # running number, set by the scheduler
     cache_key: bytes = b""  # extra key of the prefix-hash chain (salt, adapter, rope length)
     sibling: Request | None = None  # n > 1: the first sample, whose prompt blocks this one shares
+    readout: Readout | None = None  # what is read off the prompt
+    generates: bool = True  # False: nothing is sampled, the request ends with its readout
 
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -58,6 +74,8 @@ class Request:
     stop_reason: int | str | None = None
     num_computed: int = 0  # tokens whose KV is in the cache (or in flight to it)
     num_pending: int = 0  # sampled on the device, not yet read by the host (0 or 1)
+    num_read: int = 0  # positions of the readout that were planned to be read
+    readings: list[Reading] = field(default_factory=list)  # in order of position, of steps whose results are known
     num_cached: int = 0  # prompt tokens taken from the prefix cache or a sibling at first admission
     num_preemptions: int = 0
     slot: int | None = None
@@ -75,6 +93,26 @@ class Request:
     def num_outputs(self) -> int:
         """Known outputs and outputs in flight."""
         return len(self.output_ids) + self.num_pending
+
+    @property
+    def next_to_read(self) -> int | None:
+        """First position still to be read; None when all of the readout is planned, or none was asked for."""
+        if self.readout is None or self.readout.first + self.num_read >= self.readout.stop:
+            return None
+        return self.readout.first + self.num_read
+
+    @property
+    def num_needed(self) -> int:
+        """Tokens to compute: all there are, but only what is read of them where nothing is generated."""
+        if self.generates:
+            return self.num_tokens
+        assert self.readout is not None, f"{self.request_id} has nothing to do"
+        return self.readout.stop
+
+    @property
+    def on_its_way(self) -> bool:
+        """Whether a result that the request waits for is still in flight: it cannot be planned from the host."""
+        return self.num_pending > 0 if self.generates else self.next_to_read is None
 
     def banned_at(self, num_outputs: int) -> frozenset[int]:
         """Ids that must not be sampled as output number num_outputs (from 0): what would end it before min_tokens."""

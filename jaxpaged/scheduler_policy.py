@@ -22,17 +22,17 @@ class LengthLimits:
         """Tokens the whole KV pool holds."""
         return (self.num_blocks - 1) * self.block_size
 
-    def check_prompt(self, num_prompt: int) -> None:
+    def check_prompt(self, num_prompt: int, *, generates: bool) -> None:
         """Raise ValueError when a prompt of so many tokens can never be served."""
         longest = self.max_model_len
         if num_prompt < 1:
             raise ValueError("a prompt must have at least one token, got none; give some text or token ids")
         if num_prompt > longest:
             raise ValueError(
-                f"a prompt must be shorter than max_model_len={longest} tokens, got {num_prompt}; "
+                f"a prompt must be {'shorter than' if generates else 'of at most'} max_model_len={longest} tokens, got {num_prompt}; "
                 "shorten it or raise max_model_len"
             )
-        if num_prompt == longest:
+        if num_prompt == longest and generates:
             raise ValueError(
                 f"the prompt has {num_prompt} tokens and max_model_len is {longest}: no room is left for an "
                 "output token; shorten it or raise max_model_len"
@@ -63,6 +63,8 @@ def order(policy: str) -> Callable[[Request], tuple[int, int]]:
 
 def tokens_wanted(request: Request) -> int:
     """Tokens a running request has to compute; none once its last output is in flight."""
+    if not request.generates:
+        return request.num_needed - request.num_computed
     outputs = request.num_outputs
     if outputs >= request.max_tokens:
         return 0
