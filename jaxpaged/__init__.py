@@ -9,6 +9,7 @@ from jaxpaged.demo import DEMO_MODEL
 from jaxpaged.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxpaged.request import FinishReason
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
+from jaxpaged.structured_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from jaxpaged.engine import Engine
@@ -25,6 +26,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "generate",
 ]
 

@@ -8,25 +8,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
+from jaxpaged.admission import Admission, Ticket
 from jaxpaged.build import Loaded, load
 from jaxpaged.config import EngineConfig
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.recipes import BANNED_WIDTHS
-from jaxpaged.request import FinishReason, Request
+from jaxpaged.request import FinishReason
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
-from jaxpaged.stop_strings import resolve_stop_tokens
 from jaxpaged.tokenizer import Tokenizer
 
 
 class Engine:
     """add() requests, step() until nothing is unfinished; each step returns what became known.
 
-    Not thread-safe: one thread at a time calls it.
+    Not thread-safe: one thread at a time calls it (check() apart).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -47,8 +44,14 @@ class Engine:
             policy=config.scheduling_policy,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._eos_ids = self.model_config.eos_ids | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
-        self._seeds = np.random.default_rng(config.seed)
+        self._admission = Admission(
+            self.model_config,
+            self.tokenizer,
+            check_length=self._scheduler.check_prompt,
+            longest=self.limits.max_model_len,
+            max_logprobs=config.max_logprobs,
+            seed=config.seed,
+        )
         self._depth = 2 if config.async_scheduling else 1  # steps in flight at once
         self._in_flight: deque[InFlight] = deque()
         self._groups: dict[str, RequestGroup] = {}
@@ -56,50 +59,25 @@ class Engine:
         self._step_seconds = 0.0
         self._num_outputs = 0
 
-    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise ValueError, changing nothing, if add() would refuse this request."""
-        vocab_size = self.model_config.vocab_size
-        for token in prompt_ids:
-            if not 0 <= token < vocab_size:
-                raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
-        self._scheduler.check_prompt(len(prompt_ids))
-        params.verify(vocab_size, self.config.max_logprobs)
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
-        eos_ids, stop_ids = self._ending_ids(params)
-        num_ending = len(eos_ids | stop_ids)
-        if params.min_tokens and num_ending > BANNED_WIDTHS[-1]:
-            raise ValueError(
-                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
-            )
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> Ticket:
+        """A ticket for submit(); prompt is the text that the output shows. From any thread; nothing is changed.
+
+        Raises ValueError for a bad request or one that can never be served.
+        """
+        return self._admission.check(prompt_ids, params, prompt=prompt)
 
     def add(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None, priority: int
     ) -> None:
-        """Queue a request of params.n samples. Raises ValueError, queueing nothing, for a bad or unservable one."""
-        self.check(prompt_ids, params)
+        """check() and submit() in one. Raises ValueError, queueing nothing, for a bad or unservable request."""
+        self.submit(request_id, self.check(prompt_ids, params, prompt=prompt), priority=priority)
+
+    def submit(self, request_id: str, ticket: Ticket, *, priority: int) -> None:
+        """Queue a request of params.n samples. Raises ValueError, queueing nothing, for an id that is in use."""
         if request_id in self._groups:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
-        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
-        ids = tuple(map(int, prompt_ids))
-        eos_ids, stop_ids = self._ending_ids(params)
-        requests: list[Request] = []
-        for index in range(params.n):
-            requests.append(
-                Request(
-                    request_id=request_id if params.n == 1 else f"{request_id}#{index}",
-                    prompt_ids=ids,
-                    params=params,
-                    eos_ids=eos_ids,
-                    stop_ids=stop_ids,
-                    max_tokens=params.max_tokens or self.limits.max_model_len,
-                    seed=(seed + index) % 2**64,
-                    priority=priority,
-                    cache_key=self._cache_key(len(prompt_ids)),
-                    sibling=requests[0] if requests else None,
-                )
-            )
-        group = RequestGroup(request_id, prompt, params, requests, self.tokenizer)
+        requests = self._admission.requests(request_id, ticket, priority=priority)
+        group = RequestGroup(request_id, ticket.prompt, ticket.params, requests, self.tokenizer)
         for request in requests:
             self._scheduler.add(request)
         self._groups[request_id] = group
@@ -201,18 +179,6 @@ class Engine:
             for sample in group.samples:
                 del self._owners[sample.request.request_id]
         return output
-
-    def _ending_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
-        """End-of-sequence ids and stop ids that count for a request."""
-        named = resolve_stop_tokens(params, self.tokenizer) if self.tokenizer is not None else frozenset()
-        return frozenset() if params.ignore_eos else self._eos_ids, named.union(params.stop_ids)
-
-    def _cache_key(self, num_prompt: int) -> bytes:
-        """Dynamic rope: keys of a prompt beyond the original length depend on the prompt's length."""
-        rope = self.model_config.rope
-        if rope.kind != "dynamic" or num_prompt <= (rope.original_max_position or 0):
-            return b""
-        return num_prompt.to_bytes(8, "little")
 
 
 def _open_tokenizer(config: EngineConfig, loaded: Loaded) -> Tokenizer | None:

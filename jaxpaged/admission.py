@@ -1,0 +1,99 @@
+"""What a request must satisfy to be served by this engine, and the sequences it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpaged.models.config import ModelConfig
+from jaxpaged.recipes import BANNED_WIDTHS
+from jaxpaged.request import Request
+from jaxpaged.sampling_params import SamplingParams
+from jaxpaged.stop_strings import resolve_stop_tokens
+from jaxpaged.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """A request that Admission.check found servable: Engine.submit takes it without looking again."""
+
+    prompt: str | None  # None when it was given as token ids
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+class Admission:
+    """Checks requests and makes their sequences. check() changes nothing and may be called from any thread."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        tokenizer: Tokenizer | None,
+        *,
+        check_length: Callable[[int], None],
+        longest: int,
+        max_logprobs: int,
+        seed: int,
+    ) -> None:
+        """check_length raises ValueError for a prompt length that cannot be served; longest is max_model_len."""
+        self._model, self._tokenizer = model, tokenizer
+        self._check_length = check_length
+        self._longest = longest
+        self._max_logprobs = max_logprobs
+        self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
+        self._seeds = np.random.default_rng(seed)
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None) -> Ticket:
+        """The request's ticket. Raises ValueError if it cannot be served."""
+        vocab_size = self._model.vocab_size
+        for token in prompt_ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
+        self._check_length(len(prompt_ids))
+        params.verify(vocab_size, self._max_logprobs)
+        if params.stop and self._tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
+        eos_ids, stop_ids = self._ending_ids(params)
+        num_ending = len(eos_ids | stop_ids)
+        if params.min_tokens and num_ending > BANNED_WIDTHS[-1]:
+            raise ValueError(
+                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
+            )
+        return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params)
+
+    def requests(self, request_id: str, ticket: Ticket, *, priority: int) -> list[Request]:
+        """The ticket's params.n sequences. Draws a seed if the request has none."""
+        params = ticket.params
+        seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+        eos_ids, stop_ids = self._ending_ids(params)
+        requests: list[Request] = []
+        for index in range(params.n):
+            requests.append(
+                Request(
+                    request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                    prompt_ids=ticket.prompt_ids,
+                    params=params,
+                    eos_ids=eos_ids,
+                    stop_ids=stop_ids,
+                    max_tokens=params.max_tokens or self._longest,
+                    seed=(seed + index) % 2**64,
+                    priority=priority,
+                    cache_key=self._cache_key(len(ticket.prompt_ids)),
+                    sibling=requests[0] if requests else None,
+                )
+            )
+        return requests
+
+    def _ending_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
+        """End-of-sequence ids and stop ids that count for a request."""
+        named = resolve_stop_tokens(params, self._tokenizer) if self._tokenizer is not None else frozenset()
+        return frozenset() if params.ignore_eos else self._eos_ids, named.union(params.stop_ids)
+
+    def _cache_key(self, num_prompt: int) -> bytes:
+        """Dynamic rope: keys of a prompt beyond the original length depend on the prompt's length."""
+        rope = self._model.rope
+        if rope.kind != "dynamic" or num_prompt <= (rope.original_max_position or 0):
+            return b""
+        return num_prompt.to_bytes(8, "little")
