@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.recipes import BANNED_WIDTHS
-from jaxpaged.request import Request
-from jaxpaged.sampling_params import SamplingParams
+from jaxpaged.request import Readout, Request
+from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.stop_strings import resolve_stop_tokens
 from jaxpaged.tokenizer import Tokenizer
 
@@ -22,6 +22,8 @@ class Ticket:
     prompt: str | None  # None when it was given as token ids
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    readout: Readout | None = None  # what is read off the prompt
+    generates: bool = True  # False: the readout is all that is wanted
 
 
 class Admission:
@@ -32,12 +34,12 @@ class Admission:
         model: ModelConfig,
         tokenizer: Tokenizer | None,
         *,
-        check_length: Callable[[int], None],
+        check_length: Callable[..., None],
         longest: int,
         max_logprobs: int,
         seed: int,
     ) -> None:
-        """check_length raises ValueError for a prompt length that cannot be served; longest is max_model_len."""
+        """check_length(length, generates=…) raises ValueError for a prompt that is too long; longest is max_model_len."""
         self._model, self._tokenizer = model, tokenizer
         self._check_length = check_length
         self._longest = longest
@@ -48,9 +50,7 @@ class Admission:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None) -> Ticket:
         """The request's ticket. Raises ValueError if it cannot be served."""
         vocab_size = self._model.vocab_size
-        for token in prompt_ids:
-            if not 0 <= token < vocab_size:
-                raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
+        self._check_ids(prompt_ids)
         self._check_length(len(prompt_ids))
         params.verify(vocab_size, self._max_logprobs)
         if params.stop and self._tokenizer is None:
@@ -61,7 +61,20 @@ class Admission:
             raise ValueError(
                 f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
             )
-        return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params)
+        readout = None
+        if params.prompt_logprobs is not None and len(prompt_ids) > 1:
+            num_top = vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs
+            readout = Readout(first=0, stop=len(prompt_ids) - 1, scores=True, num_top=num_top)
+        return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params, readout=readout)
+
+    def check_readout(self, prompt_ids: Sequence[int], readout: Readout) -> Ticket:
+        """The ticket of a request that generates nothing. Raises ValueError if it cannot be served."""
+        self._check_ids(prompt_ids)
+        self._check_length(len(prompt_ids), generates=False)
+        assert 0 <= readout.first < readout.stop <= len(prompt_ids) - readout.scores, f"{readout} is beyond the prompt"
+        params = SamplingParams(temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        ids = tuple(map(int, prompt_ids))
+        return Ticket(prompt=None, prompt_ids=ids, params=params, readout=readout, generates=False)
 
     def requests(self, request_id: str, ticket: Ticket, *, priority: int) -> list[Request]:
         """The ticket's params.n sequences. Draws a seed if the request has none."""
@@ -78,6 +91,8 @@ class Admission:
                     eos_ids=eos_ids,
                     stop_ids=stop_ids,
                     max_tokens=params.max_tokens or self._longest,
+                    readout=None if requests else ticket.readout,
+                    generates=ticket.generates,
                     seed=(seed + index) % 2**64,
                     priority=priority,
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
@@ -85,6 +100,12 @@ class Admission:
                 )
             )
         return requests
+
+    def _check_ids(self, prompt_ids: Sequence[int]) -> None:
+        vocab_size = self._model.vocab_size
+        for token in prompt_ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
 
     def _ending_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
         """End-of-sequence ids and stop ids that count for a request."""

@@ -31,6 +31,7 @@ class Limits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_read: int  # positions of prompts that a step can score or embed
     num_blocks: int  # the trash block included
 
 
@@ -98,6 +99,7 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
         batch=BatchShape(
             block_size=config.block_size,
             max_num_seqs=limits.max_num_seqs,
+            max_num_read=limits.max_num_read,
             table_width=_table_width(limits.max_model_len, config.block_size),
             tiles=CPU_TILES,
             work=_work_config(model, config.block_size, cache_dtype, device, mesh),
@@ -148,7 +150,11 @@ def resolve_limits(
         max_model_len = min(max_model_len, room)
     budget = config.max_num_batched_tokens or (512 if on_cpu else 2048)
     return Limits(
-        max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, num_blocks=num_blocks
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_num_read=min(budget, 128 if on_cpu else 512),
+        num_blocks=num_blocks,
     )
 
 

@@ -13,7 +13,7 @@ from jaxpaged.build import Loaded, load
 from jaxpaged.config import EngineConfig
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.request import FinishReason
+from jaxpaged.request import FinishReason, Readout
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
@@ -43,6 +43,7 @@ class Engine:
             max_model_len=self.limits.max_model_len,
             policy=config.scheduling_policy,
             enable_prefix_caching=config.enable_prefix_caching,
+            max_num_read=self.limits.max_num_read,
         )
         self._admission = Admission(
             self.model_config,
@@ -65,6 +66,10 @@ class Engine:
         Raises ValueError for a bad request or one that can never be served.
         """
         return self._admission.check(prompt_ids, params, prompt=prompt)
+
+    def check_readout(self, prompt_ids: Sequence[int], readout: Readout) -> Ticket:
+        """A ticket for submit() of a request that generates nothing. Raises ValueError for one that cannot be served."""
+        return self._admission.check_readout(prompt_ids, readout)
 
     def add(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None, priority: int

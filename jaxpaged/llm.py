@@ -11,8 +11,9 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.driver import Driver
 from jaxpaged.engine import Engine
 from jaxpaged.intake import ChatOptions, Intake, ranks
-from jaxpaged.outputs import RequestOutput
-from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, is_conversation
+from jaxpaged.outputs import ContinuationScore, EmbeddingRequestOutput, RequestOutput
+from jaxpaged.prompt_reader import PromptReader
+from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, is_conversation, prompts_of
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
 
@@ -27,6 +28,7 @@ class LLM:
         self.engine = Engine(EngineConfig.create(model, **options))
         self._intake = Intake(self.engine)
         self._driver = Driver(self.engine)
+        self._reader = PromptReader(self._intake, self._driver)
 
     def generate(
         self,
@@ -90,6 +92,48 @@ class LLM:
         params = self._intake.params(sampling_params, 1, RequestOutputKind.DELTA)
         (ticket,) = self._intake.tickets(tokenized, params)
         return self._driver.stream(ticket)
+
+    def score_continuations(
+        self, contexts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[ContinuationScore]:
+        """Log-likelihoods of given continuations; nothing is generated. Results in input order.
+
+        Args:
+            contexts: one for all continuations, or one for each. Their beginnings are read from the prefix cache.
+            continuations: texts, or token ids where the contexts are token ids.
+            use_tqdm: show progress.
+
+        Raises: ValueError naming the pair that is refused.
+        """
+        given, wanted = prompts_of(contexts), prompts_of(continuations)
+        if len(given) == 1:
+            given *= len(wanted)
+        if len(given) != len(wanted):
+            raise ValueError(f"contexts: wanted one, or one for each of {len(wanted)} continuations, got {len(given)}")
+        with tqdm(total=len(wanted), desc="continuations", disable=not use_tqdm) as bar:
+            return self._reader.score(given, wanted, bar.update)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, out of the final hidden states; results in input order.
+
+        Args:
+            prompts: as for generate(); up to max_model_len tokens each.
+            pooling: "last", the last token's state, or "mean", the mean over all tokens.
+            normalize: scale to length 1.
+            use_tqdm: show progress.
+
+        Raises: ValueError naming the prompt that is refused.
+        """
+        given = prompts_of(prompts)
+        with tqdm(total=len(given), desc="prompts", disable=not use_tqdm) as bar:
+            return self._reader.embed(given, pooling, normalize, bar.update)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ValueError with skip_tokenizer_init=True."""

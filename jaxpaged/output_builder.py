@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jaxpaged.detokenizer import Detokenizer, StopMatch
 from jaxpaged.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxpaged.plan import TokenLogprobs
+from jaxpaged.prompt_scores import PromptLogprobs, join_readings, prompt_logprobs
 from jaxpaged.request import FinishReason, Request
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
@@ -106,6 +107,8 @@ class RequestGroup:
         self.samples = tuple(Sample(index, request, tokenizer) for index, request in enumerate(requests))
         self._prompt = prompt
         self._kind = params.output_kind
+        self._tokenizer = tokenizer
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._arrival = time.monotonic()
         self._first_token: float | None = None
 
@@ -125,8 +128,8 @@ class RequestGroup:
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=list(first.prompt_ids),
-            prompt_logprobs=None,
-            outputs=[sample.completion(self._kind) for sample in self.samples],
+            prompt_logprobs=self._take_prompt_logprobs(first),
+            outputs=[sample.completion(self._kind) for sample in self.samples] if first.generates else [],
             finished=finished,
             num_cached_tokens=first.num_cached,
             metrics=RequestMetrics(
@@ -134,4 +137,12 @@ class RequestGroup:
                 first_token_time=self._first_token,
                 finished_time=time.monotonic() if finished else None,
             ),
+            reading=join_readings(first.readings) if first.readings and not first.generates else None,
         )
+
+    def _take_prompt_logprobs(self, first: Request) -> PromptLogprobs | None:
+        """They are made once; of a stream's outputs the first has them, of others each."""
+        if self._prompt_logprobs is None and first.params.prompt_logprobs is not None:
+            self._prompt_logprobs = prompt_logprobs(first.prompt_ids, first.readings, self._tokenizer)
+            return self._prompt_logprobs
+        return None if self._kind == RequestOutputKind.DELTA else self._prompt_logprobs

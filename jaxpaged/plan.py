@@ -53,8 +53,9 @@ class StepPlan:
 
     @property
     def reading_rows(self) -> tuple[RowPlan, ...]:
-        """The rows with positions to read, in the order in which their hidden states are kept."""
-        return tuple(row for row in self.rows if row.read)
+        """The rows with positions to read, in the order in which their hidden states are kept: scored ones first."""
+        rows = [row for row in self.rows if row.read]
+        return tuple(sorted(rows, key=lambda row: row.request.readout is None or not row.request.readout.scores))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,15 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxpaged.batch import BatchShape, Buckets, example
 from jaxpaged.cache import cache_shape
 from jaxpaged.models.config import ModelConfig
-from jaxpaged.programs import ModelCode, Recipe, copy_program, forward_program, sample_program
+from jaxpaged.programs import ModelCode, Recipe, copy_program, forward_program, sample_program, score_program
 from jaxpaged.sampling import SamplerMode, build_sampling_input
+from jaxpaged.scoring import ScoringMode
 from jaxpaged.sharding.rules import CACHE_AXES, TENSOR_PARALLEL, replicated, sharding_of
 
 # Ids a row may ban before min_tokens: the usual width, and the widest one served.
 BANNED_WIDTHS = (8, 128)
 COPY = "copy"  # key of the block-copy program
+SCORE = "score"  # key of the program that scores what is read off prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,12 @@ class RunnerSpec:
     max_num_batched_tokens: int
     max_logprobs: int
     cache_dtype: Any
-    batch: BatchShape  # block size, max_num_seqs (M), table width (P), tiles
+    batch: BatchShape  # block size, max_num_seqs (M), max_num_read (Q), table width (P), tiles
+
+    @property
+    def rows_scored(self) -> int:
+        """Positions whose logits are made together: their whole vocabulary is in memory at a time."""
+        return min(32 if self.on_cpu else 128, self.batch.max_num_read)
 
     @property
     def buckets(self) -> Buckets:
@@ -105,11 +112,11 @@ class Recipes:
         self._rows_per_pass = 2 if spec.on_cpu else spec.batch.max_num_seqs
 
     def all(self) -> Mapping[Any, Recipe]:
-        """By key: a token bucket, a SamplerKey or COPY. Backbones take longest, so they come first, largest first."""
+        """By key: a token bucket, a SamplerKey, SCORE or COPY. Backbones take longest, so they come first, largest first."""
         buckets = self._spec.buckets
         recipes: dict[Any, Recipe] = {size: self._backbone(size) for size in reversed(buckets.tokens)}
         recipes |= {key: self._sampler(key) for key in sampler_keys(buckets)}
-        return recipes | {COPY: self._copy()}
+        return recipes | {SCORE: self._scorer(), COPY: self._copy()}
 
     def _backbone(self, size: int) -> Recipe:
         step = self._abstract_like(example(size, self._spec.batch))
@@ -126,12 +133,25 @@ class Recipes:
             max_logprobs=self._spec.max_logprobs if key.logprobs else None,
             rows_per_pass=min(self._rows_per_pass, key.size),
         )
-        hidden = self._abstract((self._spec.batch.max_num_seqs, self._model.hidden_size), self._params[0].dtype)
         inputs = build_sampling_input([], key.size, vocab_size=self._model.vocab_size, banned_width=key.banned_width)
         slots = self._abstract((key.size,), jnp.int32)
         return Recipe(
             function=sample_program(self._code, mode, self._whole),
-            arguments=(self._params, hidden, self._last_tokens(), slots, self._abstract_like(inputs)),
+            arguments=(self._params, self._hidden(), self._last_tokens(), slots, self._abstract_like(inputs)),
+            donate=(),
+            out_shardings=self._whole,
+        )
+
+    def _scorer(self) -> Recipe:
+        spec = self._spec
+        mode = ScoringMode(
+            max_logprobs=spec.max_logprobs, rows_per_product=spec.rows_scored, rows_per_pass=self._rows_per_pass
+        )
+        targets = self._abstract((spec.batch.max_num_read,), jnp.int32)
+        count, with_top = self._abstract((), jnp.int32), self._abstract((), jnp.bool_)
+        return Recipe(
+            function=score_program(self._code, mode, self._whole),
+            arguments=(self._params, self._hidden(), targets, count, with_top),
             donate=(),
             out_shardings=self._whole,
         )
@@ -141,6 +161,10 @@ class Recipes:
         return Recipe(
             function=copy_program(), arguments=(self._cache, copies), donate=(0,), out_shardings=self._cache_out()
         )
+
+    def _hidden(self) -> jax.ShapeDtypeStruct:
+        batch = self._spec.batch
+        return self._abstract((batch.max_num_seqs + batch.max_num_read, self._model.hidden_size), self._params[0].dtype)
 
     def _last_tokens(self) -> jax.ShapeDtypeStruct:
         return self._abstract((self._spec.batch.max_num_seqs + 1,), jnp.int32)

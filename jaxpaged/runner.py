@@ -15,18 +15,21 @@ from jaxpaged.cache import KVCache, zero_cache
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.plan import RowPlan, StepPlan, StepResult, TokenLogprobs
 from jaxpaged.programs import ModelCode, Programs
-from jaxpaged.recipes import COPY, Recipes, RunnerSpec, choose_sampler, sampler_keys
+from jaxpaged.reading import collect_readings, scoring_input
+from jaxpaged.recipes import COPY, SCORE, Recipes, RunnerSpec, choose_sampler, sampler_keys
 from jaxpaged.sampling import SampleOutput, build_sampling_input
+from jaxpaged.scoring import ReadOutput
 from jaxpaged.sharding.rules import replicated
 
 
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
-    """A dispatched step: its plan, the rows it samples and the device's answer to come."""
+    """A dispatched step: its plan, the rows it samples and the device's answers to come."""
 
     plan: StepPlan
     rows: tuple[RowPlan, ...]
     output: SampleOutput | None
+    read: ReadOutput | None  # of the plan's reading_rows
 
 
 class ModelRunner:
@@ -68,20 +71,30 @@ class ModelRunner:
         self.num_tokens += plan.num_tokens
         self.num_padded_tokens += size
         rows = tuple(row for row in plan.rows if row.samples)
-        return InFlight(plan=plan, rows=rows, output=self._sample(rows, hidden) if rows else None)
+        output = self._sample(rows, hidden) if rows else None
+        return InFlight(plan=plan, rows=rows, output=output, read=self._read(plan, hidden))
 
     def collect(self, flight: InFlight) -> StepResult:
         """Wait for a step's samples."""
-        out = flight.output
-        if out is None:
-            return StepResult(step=flight.plan.step, token_ids=np.zeros(0, np.int32), logprobs=())
         begun = time.perf_counter()
-        host = jax.device_get(out)
+        readings = collect_readings(flight.plan, flight.read) if flight.read is not None else ()
+        host = jax.device_get(flight.output)
         self.device_wait_seconds += time.perf_counter() - begun
+        if host is None:
+            return StepResult(step=flight.plan.step, token_ids=np.zeros(0, np.int32), logprobs=(), readings=readings)
         count = len(flight.rows)
         logprobs = tuple(_row_logprobs(row, host, i) for i, row in enumerate(flight.rows))
         failed = frozenset(np.flatnonzero(host.bad[:count]).tolist())
-        return StepResult(step=flight.plan.step, token_ids=host.token[:count], failed=failed, logprobs=logprobs)
+        return StepResult(
+            step=flight.plan.step, token_ids=host.token[:count], failed=failed, logprobs=logprobs, readings=readings
+        )
+
+    def _read(self, plan: StepPlan, hidden: jax.Array) -> ReadOutput | None:
+        """What the plan reads off prompts, or None when it is nothing."""
+        if not plan.reading_rows:
+            return None
+        asked = scoring_input(plan, self._spec.batch.max_num_read)
+        return self.programs[SCORE](self._params, hidden, *asked)
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         width = self._spec.batch.max_num_seqs

@@ -10,7 +10,7 @@ from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, ending, order, sibling_to_share, tokens_wanted
+from jaxpaged.scheduler_policy import LengthLimits, ending, order, sibling_to_share, take_readings, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -37,6 +37,7 @@ class Scheduler:
         max_model_len: int,
         policy: str,
         enable_prefix_caching: bool,
+        max_num_read: int = 1,  # positions of prompts read in a step, see Request.readout
     ) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
             raise ValueError(
@@ -50,7 +51,7 @@ class Scheduler:
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._budgets = max_num_batched_tokens, max_num_read
         self._limits = LengthLimits(max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size)
         self._key = order(policy)
         self._requests: dict[str, Request] = {}
@@ -97,9 +98,9 @@ class Scheduler:
             prefix_hits=self._blocks.prefix_hits,
         )
 
-    def check_prompt(self, num_prompt: int) -> None:
+    def check_prompt(self, num_prompt: int, *, generates: bool = True) -> None:
         """Raise ValueError when a prompt of so many tokens can never be served; changes nothing."""
-        self._limits.check_prompt(num_prompt)
+        self._limits.check_prompt(num_prompt, generates=generates)
 
     def add(self, request: Request) -> None:
         """Queue a request. ValueError, and nothing queued, for a prompt that can never fit or an id in use.
@@ -107,7 +108,7 @@ class Scheduler:
         max_tokens is cut to what max_model_len and the whole KV pool leave (the newest token needs no KV), so that
         a request that runs alone always gets its blocks and ends with "length".
         """
-        self.check_prompt(request.num_prompt)
+        self.check_prompt(request.num_prompt, generates=request.generates)
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use; wait for it to finish or take another")
         if request.sibling is not None and request.sibling.prompt_ids != request.prompt_ids:
@@ -136,7 +137,7 @@ class Scheduler:
            When blocks run out the last running request is preempted.
         2. Waiting requests, in order, unless a request was preempted.
         """
-        step = StepBuilder(self._max_num_batched_tokens)
+        step = StepBuilder(*self._budgets)
         self._plan_running(step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -150,14 +151,16 @@ class Scheduler:
         return plan
 
     def absorb(self, result: StepResult) -> list[Request]:
-        """Take in the results of the oldest plan in flight; the requests that got a token or failed, in row order.
+        """Take in the results of the oldest plan in flight; the requests that got a token or ended, in row order.
 
         A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
         A request whose logits were not finite ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
-        self._in_flight.popleft()
         updated: list[Request] = []
+        for request, failed in take_readings(self._in_flight.popleft(), result.readings):
+            self.finish(request, FinishReason.ERROR if failed else FinishReason.LENGTH, None)
+            updated.append(request)
         answers = zip(rows, result.token_ids.tolist(), result.logprobs, strict=True)
         for index, (row, token, logprobs) in enumerate(answers):
             if row.request.finished:
@@ -215,7 +218,7 @@ class Scheduler:
             index += 1
             if want == 1:
                 decoding -= 1
-            count = want if want <= step.budget - decoding else step.budget - decoding
+            count = step.readable(request, want if want <= step.budget - decoding else step.budget - decoding)
             if count > 0 and self._make_room(request, count, step):
                 step.add(request, count)
 
@@ -257,7 +260,7 @@ class Scheduler:
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
-            if request.num_pending or not self._admit(request, sibling, step):
+            if request.on_its_way or not step.reads(request) or not self._admit(request, sibling, step):
                 return
             del self._waiting[index]
 
@@ -278,7 +281,7 @@ class Scheduler:
         request.status = Status.RUNNING
         request.num_computed = computed
         bisect.insort(self._running, request, key=self._key)
-        step.add(request, min(request.num_tokens - computed, step.budget))
+        step.add(request, step.readable(request, min(tokens_wanted(request), step.budget)))
         return True
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:

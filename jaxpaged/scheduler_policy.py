@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxpaged.config import POLICIES
+from jaxpaged.plan import Reading, StepPlan
 from jaxpaged.request import FinishReason, Request, Status
 
 
@@ -28,8 +29,9 @@ class LengthLimits:
         if num_prompt < 1:
             raise ValueError("a prompt must have at least one token, got none; give some text or token ids")
         if num_prompt > longest:
+            bound = "shorter than" if generates else "no longer than"
             raise ValueError(
-                f"a prompt must be {'shorter than' if generates else 'of at most'} max_model_len={longest} tokens, got {num_prompt}; "
+                f"a prompt must be {bound} max_model_len={longest} tokens, got {num_prompt}; "
                 "shorten it or raise max_model_len"
             )
         if num_prompt == longest and generates:
@@ -62,7 +64,7 @@ def order(policy: str) -> Callable[[Request], tuple[int, int]]:
 
 
 def tokens_wanted(request: Request) -> int:
-    """Tokens a running request has to compute; none once its last output is in flight."""
+    """Tokens a running request has to compute; none once its last output, or all of its readout, is in flight."""
     if not request.generates:
         return request.num_needed - request.num_computed
     outputs = request.num_outputs
@@ -81,6 +83,22 @@ def sibling_to_share(request: Request) -> Request | None:
     if sibling is None or request.status != Status.WAITING or sibling.status not in (Status.WAITING, Status.RUNNING):
         return None
     return sibling
+
+
+def take_readings(plan: StepPlan, readings: Sequence[Reading]) -> list[tuple[Request, bool]]:
+    """Hand a step's readings to their requests: (request, whether its numbers are no good) of those that end now.
+
+    A request that has finished meanwhile gets nothing more.
+    """
+    ended: list[tuple[Request, bool]] = []
+    for row, reading in zip(plan.reading_rows, readings, strict=True):
+        request = row.request
+        if request.finished or request.readout is None:
+            continue
+        request.readings.append(reading)
+        if reading.failed or (not request.generates and row.read.stop == request.readout.stop):
+            ended.append((request, reading.failed))
+    return ended
 
 
 def ending(request: Request) -> tuple[FinishReason, int | None] | None:

@@ -24,6 +24,10 @@ class StepBuilder:
         """True when the step has a row."""
         return bool(self._entries)
 
+    def reads(self, request: Request) -> bool:
+        """Whether the step can read something more, or the request has nothing to be read."""
+        return self._read_budget > 0 or request.next_to_read is None
+
     def readable(self, request: Request, count: int) -> int:
         """As many of the request's next count tokens as what is to be read of them still fits the step.
 
