@@ -144,7 +144,9 @@ def _tokens_read(plan: StepPlan) -> np.ndarray:
     reading = plan.reading_rows
     if not reading:
         return np.zeros(0, np.int64)
-    begins = dict(zip((row.slot for row in plan.rows), accumulate((r.count for r in plan.rows), initial=0), strict=False))
+    begins = dict(
+        zip((row.slot for row in plan.rows), accumulate((r.count for r in plan.rows), initial=0), strict=False)
+    )
     return np.concatenate([np.array(row.read) - row.start + begins[row.slot] for row in reading])
 
 

@@ -20,12 +20,13 @@ class BlockManager:
     ) -> None:
         self.block_size = block_size
         self.num_usable = num_blocks - 1
-        self._tables = BlockTables.empty(
+        self._blank = BlockTables.empty(
             num_blocks=num_blocks,
             block_size=block_size,
             num_slots=num_slots,
             blocks_per_slot=-(-max_model_len // block_size),
         )
+        self._tables = self._blank
         self._open: TablesDraft | None = None
         self._cache = PrefixCache() if enable_prefix_caching else None
         self._chains: dict[str, HashChain] = {}
@@ -42,6 +43,19 @@ class BlockManager:
     @property
     def num_shared(self) -> int:
         return (self._open or self._tables).num_shared
+
+    def figures(self) -> dict[str, int]:
+        """Gauges and counters under the names of SchedulerStats."""
+        return {
+            "num_blocks": self.num_usable,
+            "blocks_used": self.num_used,
+            "blocks_used_peak": self.peak_used,
+            "blocks_shared": self.num_shared,
+            "blocks_shared_peak": self.peak_shared,
+            "blocks_reused": self.blocks_reused,
+            "prefix_queries": self.prefix_queries,
+            "prefix_hits": self.prefix_hits,
+        }
 
     def track(self, request: Request) -> None:
         """Start keeping the request's block keys."""
@@ -148,6 +162,14 @@ class BlockManager:
             self.peak_used = max(self.peak_used, self._tables.num_used)
             self.peak_shared = max(self.peak_shared, self._tables.num_shared)
         return self._tables
+
+    def restart(self) -> None:
+        """Every block is free and none can be hit: what they hold is lost. Requests' block keys are kept."""
+        self._open, self._tables = None, self._blank
+        for chain in self._chains.values():
+            chain.num_indexed = 0
+        if self._cache is not None:
+            self._cache.clear()
 
     def reset_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing done, while a request holds blocks."""

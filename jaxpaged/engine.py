@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -13,11 +14,14 @@ from jaxpaged.build import Loaded, load
 from jaxpaged.config import EngineConfig
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
-from jaxpaged.request import FinishReason, Readout
+from jaxpaged.plan import StepPlan
+from jaxpaged.request import FinishReason, Readout, Request
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
 from jaxpaged.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -57,8 +61,10 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self._groups: dict[str, RequestGroup] = {}
         self._owners: dict[str, tuple[RequestGroup, Sample]] = {}  # by the id of a single sequence
+        self._suspect: StepPlan | None = None  # the step that is being made or read; None: it is still being planned
         self._step_seconds = 0.0
         self._num_outputs = 0
+        self._num_failed_steps = 0
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> Ticket:
         """A ticket for submit(); prompt is the text that the output shows. From any thread; nothing is changed.
@@ -83,8 +89,13 @@ class Engine:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
         requests = self._admission.requests(request_id, ticket, priority=priority)
         group = RequestGroup(request_id, ticket.prompt, ticket.params, requests, self.tokenizer)
-        for request in requests:
-            self._scheduler.add(request)
+        for index, request in enumerate(requests):
+            try:
+                self._scheduler.add(request)
+            except ValueError:  # a sample's id is that of another request
+                for sibling in requests[:index]:
+                    self._scheduler.finish(sibling, FinishReason.ABORT, None)
+                raise
         self._groups[request_id] = group
         self._owners |= {sample.request.request_id: (group, sample) for sample in group.samples}
 
@@ -95,23 +106,25 @@ class Engine:
             return None
         for sample in group.samples:
             self._scheduler.finish(sample.request, FinishReason.ABORT, None)
-            sample.advance()
+            self._advance(sample)
         return self._report(group)
 
     def step(self) -> list[RequestOutput]:
         """Dispatch one step and take in the oldest one's results, once enough are in flight.
 
-        Returns the outputs of requests that got tokens, as their output_kind asks.
+        Returns the outputs of requests that got tokens, as their output_kind asks. An exception on the way ends the
+        requests of the step that raised it with "error", and the engine goes on.
         """
         begun = time.perf_counter()
-        plan = self._scheduler.schedule()
-        if plan is not None:
-            self._in_flight.append(self._runner.dispatch(plan))
-        outputs: list[RequestOutput] = []
-        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
-            outputs = self._absorb(self._in_flight.popleft())
-        self._step_seconds += time.perf_counter() - begun
-        return outputs
+        try:
+            return self._step()
+        except Exception as error:
+            return self._recover(error)
+        except BaseException:  # a second Ctrl-C: the step may be torn in two, but it is nobody's fault
+            self._restart()
+            raise
+        finally:
+            self._step_seconds += time.perf_counter() - begun
 
     @property
     def has_unfinished(self) -> bool:
@@ -148,8 +161,8 @@ class Engine:
         scheduler = asdict(self._scheduler.stats)
         runner, wait = self._runner, self._runner.device_wait_seconds
         return scheduler | {
-            "blocks_used_peak": scheduler["blocks_peak"],
             "steps": runner.num_steps,
+            "failed_steps": self._num_failed_steps,
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
             "output_tokens": self._num_outputs,
@@ -163,27 +176,82 @@ class Engine:
             "late_compilations": runner.programs.late_compilations,
         }
 
-    def _absorb(self, flight: InFlight) -> list[RequestOutput]:
-        updated = self._scheduler.absorb(self._runner.collect(flight))
-        self._num_outputs += len(updated)
+    def _step(self) -> list[RequestOutput]:
+        self._suspect = None
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._suspect = plan
+            self._in_flight.append(self._runner.dispatch(plan))
+        if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
+            return []
+        flight = self._in_flight.popleft()
+        self._suspect = flight.plan
+        return self._deliver(self._scheduler.absorb(self._runner.collect(flight)))
+
+    def _deliver(self, updated: Sequence[Request]) -> list[RequestOutput]:
+        """The outputs of requests that got a token or failed."""
+        self._num_outputs += sum(request.generates for request in updated)
         touched: dict[str, RequestGroup] = {}
         for request in updated:
             group, sample = self._owners[request.request_id]
-            match = sample.advance()
-            if match is not None:
-                self._scheduler.finish(request, FinishReason.STOP, match.stop)
-                sample.stop_at(match)
+            self._advance(sample)
             touched[group.request_id] = group
         return [output for group in touched.values() if (output := self._report(group)) is not None]
 
+    def _advance(self, sample: Sample) -> None:
+        """Make text of a sample's new tokens, and end it at a stop string; what goes wrong there is its own affair."""
+        request = sample.request
+        try:
+            match = sample.advance()
+        except Exception as error:
+            logger.exception("request %s: its tokens could not be made text", request.request_id)
+            self._fail(sample, error)
+            return
+        if match is not None:
+            self._scheduler.finish(request, FinishReason.STOP, match.stop)
+            sample.stop_at(match)
+
+    def _fail(self, sample: Sample, error: Exception) -> None:
+        """End one sample with "error"; also one that has just ended otherwise."""
+        self._scheduler.finish(sample.request, FinishReason.ERROR, None)
+        sample.fail(error)
+
     def _report(self, group: RequestGroup) -> RequestOutput | None:
         """The group's output, if its output_kind wants one now; a finished group is forgotten."""
-        output = group.output()
+        try:
+            output = group.output()
+        except Exception as error:
+            logger.exception("request %s: its output could not be made", group.request_id)
+            for sample in group.samples:
+                self._fail(sample, error)
+                sample.drop_text()
+            output = group.output()
         if group.finished:
             del self._groups[group.request_id]
             for sample in group.samples:
                 del self._owners[sample.request.request_id]
         return output
+
+    def _recover(self, error: Exception) -> list[RequestOutput]:
+        """After a step that raised: its requests end, all others are computed again from the tokens they have."""
+        suspects = None if self._suspect is None else {row.request.request_id for row in self._suspect.rows}
+        logger.exception("a step failed: %s", "every request ends" if suspects is None else "its requests end")
+        self._num_failed_steps += 1
+        self._restart()
+        touched: dict[str, RequestGroup] = {}
+        for group, sample in self._owners.values():
+            blamed = suspects is None or sample.request.request_id in suspects
+            if blamed and not sample.request.finished:
+                self._fail(sample, error)
+                touched[group.request_id] = group
+        return [output for group in touched.values() if (output := self._report(group)) is not None]
+
+    def _restart(self) -> None:
+        """Forget the steps in flight; nothing of the cache is used again, and a cache that is lost is given up."""
+        self._in_flight.clear()
+        self._scheduler.restart()
+        if not self._runner.intact:
+            self._runner.drop_cache()
 
 
 def _open_tokenizer(config: EngineConfig, loaded: Loaded) -> Tokenizer | None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from jaxpaged.detokenizer import Detokenizer, StopMatch
 from jaxpaged.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxpaged.plan import TokenLogprobs
-from jaxpaged.prompt_scores import PromptLogprobs, join_readings, prompt_logprobs
+from jaxpaged.prompt_scores import PromptLogprobs, complete_reading, prompt_logprobs
 from jaxpaged.request import FinishReason, Request
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
+
+NOT_FINITE = "the model's logits were not finite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class Sample:
         self._cumulative = 0.0
         self._num_delivered = 0  # output tokens delivered as deltas
         self._ended = False
+        self._error: str | None = None
 
     def advance(self) -> StopMatch | None:
         """Read the request's new tokens; the stop string they complete, if any. Call once more after an abort."""
@@ -56,6 +59,18 @@ class Sample:
         self.request.stop_reason = match.stop
         self._ended = True
 
+    def fail(self, error: Exception) -> None:
+        """End with "error" whatever the request's state; tokens and text so far stay."""
+        self.request.finish_reason, self.request.stop_reason = FinishReason.ERROR, None
+        self._ended = True
+        self._error = f"{type(error).__name__}: {error}"
+        if self.request.params.logprobs is not None:
+            self._num_read = len(self._logprobs)
+
+    def drop_text(self) -> None:
+        """Show no text any more: making it failed."""
+        self._detokenizer = Detokenizer(None, self.request.params)
+
     def completion(self, kind: RequestOutputKind) -> CompletionOutput:
         """What is known, or with DELTA what is new since the last call."""
         request = self.request
@@ -70,6 +85,7 @@ class Sample:
             logprobs=self._logprobs[start:] if wants else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            error=(self._error or NOT_FINITE) if request.finish_reason == FinishReason.ERROR else None,
         )
 
     def _add_logprobs(self, request: Request, count: int) -> None:
@@ -106,6 +122,7 @@ class RequestGroup:
         self.request_id = request_id
         self.samples = tuple(Sample(index, request, tokenizer) for index, request in enumerate(requests))
         self._prompt = prompt
+        self._prompt_ids = list(requests[0].prompt_ids)  # one list for all outputs
         self._kind = params.output_kind
         self._tokenizer = tokenizer
         self._prompt_logprobs: PromptLogprobs | None = None
@@ -127,9 +144,9 @@ class RequestGroup:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
-            prompt_token_ids=list(first.prompt_ids),
+            prompt_token_ids=self._prompt_ids,
             prompt_logprobs=self._take_prompt_logprobs(first),
-            outputs=[sample.completion(self._kind) for sample in self.samples] if first.generates else [],
+            outputs=[sample.completion(self._kind) for sample in self.samples],
             finished=finished,
             num_cached_tokens=first.num_cached,
             metrics=RequestMetrics(
@@ -137,7 +154,7 @@ class RequestGroup:
                 first_token_time=self._first_token,
                 finished_time=time.monotonic() if finished else None,
             ),
-            reading=join_readings(first.readings) if first.readings and not first.generates else None,
+            reading=None if first.generates or not finished else complete_reading(first),
         )
 
     def _take_prompt_logprobs(self, first: Request) -> PromptLogprobs | None:

@@ -30,6 +30,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: FinishReason | None  # None while running; a string enum: "stop", "length", "abort", "error"
     stop_reason: int | str | None  # the stop token id or stop string; None after an end-of-sequence token
+    error: str | None = None  # what went wrong, with finish_reason "error"
 
     @property
     def finished(self) -> bool:
@@ -51,7 +52,8 @@ class RequestOutput:
     finished: bool  # whether all samples are complete
     num_cached_tokens: int  # prompt tokens that were taken from the prefix cache
     metrics: Any | None  # timing of the request, where the engine keeps it
-    reading: Reading | None = None  # of a request that generates nothing: what was read off its prompt
+    # Of a request that generates nothing (its one sample is empty): what was read off its prompt, once it is complete.
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

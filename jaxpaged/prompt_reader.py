@@ -121,7 +121,9 @@ def _embedding(output: RequestOutput, normalize: bool) -> EmbeddingRequestOutput
 
 
 def _reading(output: RequestOutput) -> Reading:
-    """Raises FloatingPointError where the model gave no finite numbers."""
-    if output.reading is None or output.reading.failed:
-        raise FloatingPointError(f"the model's values for prompt {output.prompt_token_ids[:8]}… are not finite")
-    return output.reading
+    """Raises RuntimeError where the engine, and FloatingPointError where the model gave no result."""
+    reading = output.reading
+    if reading is None or reading.failed:
+        kind = RuntimeError if reading is None else FloatingPointError
+        raise kind(f"prompt {output.prompt_token_ids[:8]}…: {output.outputs[0].error}")
+    return reading

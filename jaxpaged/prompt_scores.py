@@ -8,13 +8,17 @@ import numpy as np
 
 from jaxpaged.outputs import Logprob
 from jaxpaged.plan import Reading
+from jaxpaged.request import Request
 from jaxpaged.tokenizer import Tokenizer
 
 type PromptLogprobs = list[dict[int, Logprob] | None]
 
 
-def join_readings(readings: Sequence[Reading]) -> Reading:
-    """One reading of all positions, out of those of consecutive steps; at least one."""
+def complete_reading(request: Request) -> Reading | None:
+    """One reading of all positions the request asked for, out of those of several steps; None if some are missing."""
+    readings, readout = request.readings, request.readout
+    if readout is None or sum(reading.count for reading in readings) != readout.stop - readout.first:
+        return None
 
     def joined(name: str) -> np.ndarray | None:
         parts = [getattr(reading, name) for reading in readings]

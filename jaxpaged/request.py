@@ -122,6 +122,14 @@ class Request:
     def finished(self) -> bool:
         return self.status >= Status.FINISHED
 
+    def lose_progress(self) -> None:
+        """Back to the state of a queued request: nothing is computed or in flight, what is known stays."""
+        if self.status == Status.RUNNING:
+            self.status = Status.PREEMPTED
+        self.slot = None
+        self.num_computed = self.num_pending = 0
+        self.num_read = sum(reading.count for reading in self.readings)
+
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions [start, stop) that the host knows; shorter if some are in flight."""
         prompt = len(self.prompt_ids)

@@ -53,15 +53,33 @@ class ModelRunner:
 
     def load(self, params: tuple[jax.Array, ...]) -> None:
         """Take the parameters and make the empty cache."""
-        spec = self._spec
         self._params = params
-        self._cache = zero_cache(
-            self._model, spec.num_blocks, spec.batch.block_size, spec.cache_dtype, self._cache_sharding
-        )
-        self._last_tokens = jax.device_put(np.zeros(spec.batch.max_num_seqs + 1, np.int32), self._whole)
+        self._make_cache()
+
+    @property
+    def intact(self) -> bool:
+        """Whether cache and last tokens can be read; waits for the steps in flight.
+
+        A program that fails takes what was donated to it along, and a step that fails on the device leaves its error
+        in place of its results and of all that is computed from them.
+        """
+        arrays = jax.tree.leaves((self._cache, self._last_tokens))
+        if not arrays or any(array.is_deleted() for array in arrays):
+            return False
+        try:
+            jax.block_until_ready(arrays)
+        except Exception:  # whatever a backend raises for a failed computation
+            return False
+        return True
+
+    def drop_cache(self) -> None:
+        """Free the cache's memory; the next step makes an empty one. Nothing computed before may be used again."""
+        self._cache = ()
 
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Start a step on the device. Plans must come in order: each reads what its predecessors wrote."""
+        if not self._cache:
+            self._make_cache()
         if plan.copies:
             self._copy_blocks(plan)
         size = self._buckets.for_tokens(plan.num_tokens)
@@ -95,6 +113,13 @@ class ModelRunner:
             return None
         asked = scoring_input(plan, self._spec.batch.max_num_read)
         return self.programs[SCORE](self._params, hidden, *asked)
+
+    def _make_cache(self) -> None:
+        spec = self._spec
+        self._cache = zero_cache(
+            self._model, spec.num_blocks, spec.batch.block_size, spec.cache_dtype, self._cache_sharding
+        )
+        self._last_tokens = jax.device_put(np.zeros(spec.batch.max_num_seqs + 1, np.int32), self._whole)
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         width = self._spec.batch.max_num_seqs

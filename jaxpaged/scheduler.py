@@ -6,11 +6,11 @@ import bisect
 import heapq
 from collections import deque
 
+from jaxpaged import scheduler_policy as rules
 from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, ending, order, sibling_to_share, take_readings, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -39,11 +39,7 @@ class Scheduler:
         enable_prefix_caching: bool,
         max_num_read: int = 1,  # positions of prompts read in a step, see Request.readout
     ) -> None:
-        if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
-            raise ValueError(
-                "max_num_seqs and max_num_batched_tokens must be at least 1 and max_model_len at least 2, "
-                f"got {max_num_seqs}, {max_num_batched_tokens} and {max_model_len}"
-            )
+        rules.check_sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -52,11 +48,12 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
         )
         self._budgets = max_num_batched_tokens, max_num_read
-        self._limits = LengthLimits(max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size)
-        self._key = order(policy)
+        self._limits = rules.LengthLimits(max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size)
+        self._key = rules.order(policy)
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
         self._running: list[Request] = []
+        self._num_slots = max_num_seqs
         self._free_slots = list(range(max_num_seqs))  # a heap: the lowest slot is used first
         self._in_flight: deque[StepPlan] = deque()
         self._num_steps = 0
@@ -87,15 +84,8 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_blocks=self._blocks.num_usable,
-            blocks_used=self._blocks.num_used,
-            blocks_peak=self._blocks.peak_used,
-            blocks_shared=self._blocks.num_shared,
-            blocks_shared_peak=self._blocks.peak_shared,
-            blocks_reused=self._blocks.blocks_reused,
             preemptions=self._num_preemptions,
-            prefix_queries=self._blocks.prefix_queries,
-            prefix_hits=self._blocks.prefix_hits,
+            **self._blocks.figures(),
         )
 
     def check_prompt(self, num_prompt: int, *, generates: bool = True) -> None:
@@ -158,7 +148,7 @@ class Scheduler:
         """
         rows = rows_answered(self._in_flight, result)
         updated: list[Request] = []
-        for request, failed in take_readings(self._in_flight.popleft(), result.readings):
+        for request, failed in rules.take_readings(self._in_flight.popleft(), result.readings):
             self.finish(request, FinishReason.ERROR if failed else FinishReason.LENGTH, None)
             updated.append(request)
         answers = zip(rows, result.token_ids.tolist(), result.logprobs, strict=True)
@@ -196,6 +186,20 @@ class Scheduler:
             self.finish(request, FinishReason.ABORT, None)
         return request
 
+    def restart(self) -> None:
+        """Begin anew with every unfinished request in the queue: the cache is lost, or a step was torn in two.
+
+        Outputs are kept, all else is computed again. Plans in flight are void; what they sampled is sampled again.
+        """
+        self._in_flight.clear()
+        self._requests = {name: request for name, request in self._requests.items() if not request.finished}
+        self._blocks.restart()
+        self._running.clear()
+        self._free_slots = list(range(self._num_slots))
+        self._waiting = sorted(self._requests.values(), key=self._key)
+        for request in self._waiting:
+            request.lose_progress()
+
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing done, while a request is running."""
         return self._blocks.reset_cache()
@@ -208,7 +212,7 @@ class Scheduler:
 
     def _plan_running(self, step: StepBuilder) -> None:
         running = self._running
-        wanted = [tokens_wanted(request) for request in running]
+        wanted = [rules.tokens_wanted(request) for request in running]
         # One token is set aside for each of these that is still to come. They never outnumber the budget, because
         # a request is admitted only into a step that has a token left.
         decoding = wanted.count(1)
@@ -255,8 +259,8 @@ class Scheduler:
         index = 0
         while index < len(self._waiting) and step.budget > 0 and self._free_slots:
             request = self._waiting[index]
-            sibling = sibling_to_share(request)
-            if sibling is not None and _not_ready(sibling, step):
+            sibling = rules.sibling_to_share(request)
+            if sibling is not None and rules.not_ready(sibling, step.computed_before(sibling)):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
@@ -281,7 +285,7 @@ class Scheduler:
         request.status = Status.RUNNING
         request.num_computed = computed
         bisect.insort(self._running, request, key=self._key)
-        step.add(request, step.readable(request, min(tokens_wanted(request), step.budget)))
+        step.add(request, step.readable(request, min(rules.tokens_wanted(request), step.budget)))
         return True
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
@@ -289,11 +293,6 @@ class Scheduler:
         request.num_pending -= 1
         request.output_ids.append(token)
         request.logprobs.append(logprobs)
-        end = ending(request)
+        end = rules.ending(request)
         if end is not None:
             self.finish(request, *end)
-
-
-def _not_ready(sibling: Request, step: StepBuilder) -> bool:
-    """True until earlier steps have computed the sibling's prompt up to its last token."""
-    return sibling.status != Status.RUNNING or step.computed_before(sibling) < sibling.num_prompt - 1

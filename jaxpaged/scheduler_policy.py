@@ -54,6 +54,15 @@ class LengthLimits:
         return min(self.max_model_len, self.capacity + 1) - num_prompt
 
 
+def check_sizes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
+    """Raise ValueError for sizes that no engine can work with."""
+    if max_num_seqs < 1 or max_num_batched_tokens < 1 or max_model_len < 2:
+        raise ValueError(
+            "max_num_seqs and max_num_batched_tokens must be at least 1 and max_model_len at least 2, "
+            f"got {max_num_seqs}, {max_num_batched_tokens} and {max_model_len}"
+        )
+
+
 def order(policy: str) -> Callable[[Request], tuple[int, int]]:
     """The sort key of the queue and of the running list. ValueError for an unknown policy."""
     if policy not in POLICIES:
@@ -83,6 +92,11 @@ def sibling_to_share(request: Request) -> Request | None:
     if sibling is None or request.status != Status.WAITING or sibling.status not in (Status.WAITING, Status.RUNNING):
         return None
     return sibling
+
+
+def not_ready(sibling: Request, computed: int) -> bool:
+    """True until earlier steps have computed the sibling's prompt up to its last token; so far they have `computed`."""
+    return sibling.status != Status.RUNNING or computed < sibling.num_prompt - 1
 
 
 def take_readings(plan: StepPlan, readings: Sequence[Reading]) -> list[tuple[Request, bool]]:

@@ -114,6 +114,4 @@ def _measure(logits: Float[Array, "C V"], targets: Int[Array, " C"], with_top: j
 
     empty = jnp.zeros((rows, num_top))
     top_ids, top_logprobs = lax.cond(with_top, find_top, lambda: (empty.astype(jnp.int32), empty))
-    return Scores(
-        logprob=(chosen - best) - log_mass, rank=rank, top_ids=top_ids, top_logprobs=top_logprobs, bad=bad
-    )
+    return Scores(logprob=(chosen - best) - log_mass, rank=rank, top_ids=top_ids, top_logprobs=top_logprobs, bad=bad)

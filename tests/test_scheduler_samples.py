@@ -90,7 +90,7 @@ def test_stats_tell_used_shared_and_cached() -> None:
     serve(loop, range(9), range(9), max_tokens=2)
     stats = loop.scheduler.stats
     assert (stats.prefix_queries, stats.prefix_hits, stats.blocks_reused) == (27, 16, 4)
-    assert (stats.blocks_used, stats.blocks_peak, stats.blocks_shared, stats.blocks_shared_peak) == (0, 4, 0, 2)
+    assert (stats.blocks_used, stats.blocks_used_peak, stats.blocks_shared, stats.blocks_shared_peak) == (0, 4, 0, 2)
     assert (stats.num_blocks, stats.preemptions, stats.num_running, stats.num_waiting) == (63, 0, 0, 0)
 
 

@@ -110,6 +110,12 @@ class Machine(RuleBasedStateMachine):
     def reset_prefix_cache(self) -> None:
         assert self.walk.scheduler.reset_prefix_cache() == (self.walk.scheduler.num_running == 0)
 
+    @precondition(lambda self: self.walk.live)
+    @rule(certain=st.sampled_from([False, False, False, True]))
+    def restart(self, certain: bool) -> None:
+        if certain:  # not too often: it clears what the other rules build up
+            self.walk.restart()
+
     @invariant()
     def consistent(self) -> None:
         self.walk.check()
@@ -135,7 +141,7 @@ def test_no_walk_breaks_a_block() -> None:
     )
     assert counts["schedule"] + counts["absorb"] >= 10_000
     # The walk must have gone where the faults are.
-    assert min(counts["preempted"], counts["copies"], counts["on_device"], counts["ended"]) >= 100
+    assert min(counts["preempted"], counts["copies"], counts["on_device"], counts["ended"], counts["restarted"]) >= 100
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -170,6 +176,8 @@ def test_no_long_run_breaks_a_block(seed: int) -> None:
                 walk.add(prompt, asks, first)
         if walk.live and draw.random() < 0.03:
             walk.end(draw.choice(walk.live), draw.random() < 0.5)
+        if draw.random() < 0.01:
+            walk.restart()
         if len(walk.flight) == DEPTH or (not walk.schedule(sample) and walk.flight):
             walk.absorb()
         walk.check()

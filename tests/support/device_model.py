@@ -8,7 +8,7 @@ freed too early, shared wrongly, hit falsely, written by two rows, or not copied
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -53,6 +53,16 @@ class DeviceModel:
         """The request was finished: it holds no blocks any more."""
         self.computed.pop(request, None)
         self.slots.pop(request, None)
+
+    def lose_everything(self, read: Mapping[Request, Sequence[int]]) -> None:
+        """As after a failed step: no KV is left, and of each request's outputs those that were read."""
+        self.content[:] = 0
+        self.last_tokens = [0] * len(self.last_tokens)
+        self.computed.clear()
+        self.slots.clear()
+        for request in self.sequences:
+            self.sequences[request] = History(request)
+            self.sequences[request].extend(read[request])
 
     def run(self, plan: StepPlan, sample: Callable[[Request], int]) -> StepResult:
         """Run a plan; sample gives the next token of a request."""

@@ -149,6 +149,13 @@ class Walk:
         self._drop(request)
         self.counts["ended"] += 1
 
+    def restart(self) -> None:
+        """The device loses its cache and the steps in flight; requests keep the tokens that the host has read."""
+        self.flight.clear()
+        self.device.lose_everything(self.received)
+        self.scheduler.restart()
+        self.counts["restarted"] += len(self.live)
+
     def drain(self, sample: Callable[[], int]) -> None:
         """Everything still queued ends within a bounded number of steps, and all blocks come back."""
         work = sum(self.limits[r] + 2 * r.num_prompt for r in self.live)
