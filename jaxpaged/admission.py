@@ -39,7 +39,7 @@ class Admission:
         max_logprobs: int,
         seed: int,
     ) -> None:
-        """check_length(length, generates=…) raises ValueError for a prompt that is too long; longest is max_model_len."""
+        """check_length(length, generates=…) raises ValueError for a bad length; longest is max_model_len."""
         self._model, self._tokenizer = model, tokenizer
         self._check_length = check_length
         self._longest = longest

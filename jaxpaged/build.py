@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxpaged.blueprint import Blueprint, Limits, draw_blueprint
+from jaxpaged.blueprint import Blueprint, draw_blueprint
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
@@ -26,7 +26,7 @@ class Loaded:
     """A started device side and what the host needs to know of it."""
 
     checkpoint: Checkpoint
-    limits: Limits
+    blueprint: Blueprint
     runner: ModelRunner
     load_seconds: float
     compile_seconds: float
@@ -63,7 +63,7 @@ def load(config: EngineConfig) -> Loaded:
         warm.remember()
     return Loaded(
         checkpoint=checkpoint,
-        limits=plan.limits,
+        blueprint=plan,
         runner=runner,
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,

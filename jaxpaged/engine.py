@@ -20,6 +20,7 @@ from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
 from jaxpaged.tokenizer import Tokenizer
+from jaxpaged.weight_store import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         loaded: Loaded = load(config)
-        self.limits = loaded.limits
+        self.limits = loaded.blueprint.limits
         self.model_config = loaded.checkpoint.config
         self.generation_config = loaded.checkpoint.generation_config
         self.tokenizer = _open_tokenizer(config, loaded)
@@ -57,6 +58,7 @@ class Engine:
             max_logprobs=config.max_logprobs,
             seed=config.seed,
         )
+        self.weights = WeightStore(loaded.blueprint, self._runner, self._settle)
         self._depth = 2 if config.async_scheduling else 1  # steps in flight at once
         self._in_flight: deque[InFlight] = deque()
         self._groups: dict[str, RequestGroup] = {}
@@ -74,7 +76,7 @@ class Engine:
         return self._admission.check(prompt_ids, params, prompt=prompt)
 
     def check_readout(self, prompt_ids: Sequence[int], readout: Readout) -> Ticket:
-        """A ticket for submit() of a request that generates nothing. Raises ValueError for one that cannot be served."""
+        """A ticket for submit() of a request that generates nothing. Raises ValueError if it cannot be served."""
         return self._admission.check_readout(prompt_ids, readout)
 
     def add(
@@ -85,6 +87,7 @@ class Engine:
 
     def submit(self, request_id: str, ticket: Ticket, *, priority: int) -> None:
         """Queue a request of params.n samples. Raises ValueError, queueing nothing, for an id that is in use."""
+        self.weights.check_awake()
         if request_id in self._groups:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
         requests = self._admission.requests(request_id, ticket, priority=priority)
@@ -139,6 +142,14 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False, and nothing done, while requests run."""
         return self._scheduler.reset_prefix_cache()
+
+    def _settle(self, what: str) -> None:
+        """Nothing runs, nothing is in flight and nothing is cached; RuntimeError while requests are unfinished."""
+        if self._groups:
+            raise RuntimeError(f"{what}: {len(self._groups)} requests are unfinished; wait for them or abort them first")
+        while self.has_unfinished:
+            self.step()  # a step that ran ahead of a request's end
+        self.reset_prefix_cache()
 
     def finish_warm_up(self) -> None:
         """Wait until every program is there; after a warm start they are still being read while requests run."""

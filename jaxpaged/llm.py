@@ -147,6 +147,38 @@ class LLM:
         """Forget cached prefixes; False while requests run."""
         return self.engine.reset_prefix_cache()
 
+    def model_state(self) -> tuple[Any, Any]:
+        """(graphdef, state) of the model, as nnx.split gives them: nnx.merge(*llm.model_state()) is its module.
+
+        The state holds the engine's own arrays. Do not donate them to a computation.
+        """
+        return self.engine.weights.split()
+
+    def update_weights(self, weights: Any) -> None:
+        """Take other weights: an nnx module or state, or a pytree with the names, shapes and dtypes of model_state().
+
+        Arrays that are laid out as the engine's are shared, not copied: donate them only to what makes the next
+        update's. The prefix cache is emptied. Raises: ValueError listing what does not fit, RuntimeError while
+        requests run; in both cases nothing is changed.
+        """
+        self.engine.weights.update(weights)
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the devices' memory: drop the KV cache and move the weights to the host (1) or drop them (2).
+
+        Raises: RuntimeError while requests run.
+        """
+        self.engine.weights.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Undo sleep(), all of it or "weights" or "kv_cache" alone. After level 2, call update_weights() first."""
+        self.engine.weights.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether weights or KV cache are off the devices; requests are refused then."""
+        return bool(self.engine.weights.asleep)
+
     def close(self) -> None:
         """Done with it: a process that ends right after a warm start need not wait for programs still being read."""
         self.engine.close()

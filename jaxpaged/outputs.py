@@ -45,7 +45,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids
     prompt_token_ids: list[int]
-    # Per prompt token {token id: Logprob}: the token itself first, then the most probable ones; the first entry is None.
+    # Per prompt token {token id: Logprob}: the token itself first, then the best ones; the first entry is None.
     # None unless asked for, and after the first output of a stream of kind DELTA.
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     outputs: list[CompletionOutput]

@@ -11,7 +11,7 @@ from jaxpaged.scoring import ReadOutput, Scores
 
 
 def scoring_input(plan: StepPlan, size: int) -> tuple[np.ndarray, np.int32, np.bool_]:
-    """(targets of padded length `size`, how many of them count, whether alternatives are asked for) for the scorer program."""
+    """For the scorer: (targets, padded to `size`; how many of them count; whether alternatives are asked for)."""
     targets = [
         token
         for row in plan.reading_rows

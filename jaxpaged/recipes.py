@@ -112,7 +112,7 @@ class Recipes:
         self._rows_per_pass = 2 if spec.on_cpu else spec.batch.max_num_seqs
 
     def all(self) -> Mapping[Any, Recipe]:
-        """By key: a token bucket, a SamplerKey, SCORE or COPY. Backbones take longest, so they come first, largest first."""
+        """By key: a token bucket, a SamplerKey or one of the names. Backbones take longest: first, largest first."""
         buckets = self._spec.buckets
         recipes: dict[Any, Recipe] = {size: self._backbone(size) for size in reversed(buckets.tokens)}
         recipes |= {key: self._sampler(key) for key in sampler_keys(buckets)}

@@ -72,14 +72,27 @@ class ModelRunner:
             return False
         return True
 
+    @property
+    def params(self) -> tuple[jax.Array, ...]:
+        """The parameters, in the order of the flattened state."""
+        return self._params
+
+    def replace_params(self, params: tuple[jax.Array, ...]) -> None:
+        """Take other parameters for the steps to come, or none; nothing computed before fits them."""
+        self._params = params
+
+    def make_cache(self) -> None:
+        """Take the cache's memory now; done by the next step otherwise."""
+        if not self._cache:
+            self._make_cache()
+
     def drop_cache(self) -> None:
         """Free the cache's memory; the next step makes an empty one. Nothing computed before may be used again."""
         self._cache = ()
 
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Start a step on the device. Plans must come in order: each reads what its predecessors wrote."""
-        if not self._cache:
-            self._make_cache()
+        self.make_cache()
         if plan.copies:
             self._copy_blocks(plan)
         size = self._buckets.for_tokens(plan.num_tokens)
