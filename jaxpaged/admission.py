@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from jaxpaged.constraints import TokenRules
 from jaxpaged.models.config import ModelConfig
-from jaxpaged.recipes import BANNED_WIDTHS
 from jaxpaged.request import Readout, Request
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.stop_strings import resolve_stop_tokens
@@ -22,6 +23,7 @@ class Ticket:
     prompt: str | None  # None when it was given as token ids
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    rules: TokenRules
     readout: Readout | None = None  # what is read off the prompt
     generates: bool = True  # False: the readout is all that is wanted
 
@@ -35,13 +37,17 @@ class Admission:
         tokenizer: Tokenizer | None,
         *,
         check_length: Callable[..., None],
+        check_processor: Callable[[Callable[..., Any]], None],
         longest: int,
         max_logprobs: int,
         seed: int,
     ) -> None:
-        """check_length(length, generates=…) raises ValueError for a bad length; longest is max_model_len."""
+        """The checks raise ValueError: check_length(length, generates=…), check_processor(a logits_processor).
+
+        longest is max_model_len.
+        """
         self._model, self._tokenizer = model, tokenizer
-        self._check_length = check_length
+        self._check_length, self._check_processor = check_length, check_processor
         self._longest = longest
         self._max_logprobs = max_logprobs
         self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
@@ -55,17 +61,15 @@ class Admission:
         params.verify(vocab_size, self._max_logprobs)
         if params.stop and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
-        eos_ids, stop_ids = self._ending_ids(params)
-        num_ending = len(eos_ids | stop_ids)
-        if params.min_tokens and num_ending > BANNED_WIDTHS[-1]:
-            raise ValueError(
-                f"min_tokens works with up to {BANNED_WIDTHS[-1]} end-of-sequence and stop ids, got {num_ending}"
-            )
+        if params.logits_processor is not None:
+            self._check_processor(params.logits_processor)
         readout = None
         if params.prompt_logprobs is not None and len(prompt_ids) > 1:
             num_top = vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs
             readout = Readout(first=0, stop=len(prompt_ids) - 1, scores=True, num_top=num_top)
-        return Ticket(prompt=prompt, prompt_ids=tuple(map(int, prompt_ids)), params=params, readout=readout)
+        rules = TokenRules.of(params, self._tokenizer, vocab_size)
+        ids = tuple(map(int, prompt_ids))
+        return Ticket(prompt=prompt, prompt_ids=ids, params=params, rules=rules, readout=readout)
 
     def check_readout(self, prompt_ids: Sequence[int], readout: Readout) -> Ticket:
         """The ticket of a request that generates nothing. Raises ValueError if it cannot be served."""
@@ -73,8 +77,9 @@ class Admission:
         self._check_length(len(prompt_ids), generates=False)
         assert 0 <= readout.first < readout.stop <= len(prompt_ids) - readout.scores, f"{readout} is beyond the prompt"
         params = SamplingParams(temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        rules = TokenRules.of(params, None, self._model.vocab_size)
         ids = tuple(map(int, prompt_ids))
-        return Ticket(prompt=None, prompt_ids=ids, params=params, readout=readout, generates=False)
+        return Ticket(prompt=None, prompt_ids=ids, params=params, rules=rules, readout=readout, generates=False)
 
     def requests(self, request_id: str, ticket: Ticket, *, priority: int) -> list[Request]:
         """The ticket's params.n sequences. Draws a seed if the request has none."""
@@ -97,6 +102,8 @@ class Admission:
                     priority=priority,
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
                     sibling=requests[0] if requests else None,
+                    allowed=ticket.rules.allowed,
+                    constraint=ticket.rules.constraint(),
                 )
             )
         return requests

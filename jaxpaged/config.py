@@ -57,6 +57,8 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # token budget of a step; None: 512 on CPU, else 2048
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True  # run-ahead: dispatch step k+1 before reading step k's tokens
+    max_num_queued_reqs: int | None = None  # AsyncLLM: sequences that may wait besides max_num_seqs; None: any number
+    stream_interval: int = 1  # tokens between two outputs of a streamed request; the first and the last come at once
     max_logprobs: int = 20  # most alternatives a request may ask for
 
     tensor_parallel_size: int = 1
@@ -66,7 +68,7 @@ class EngineConfig:
 
     compilation_cache_dir: str | None = None  # None: jaxpaged's own under the user's cache directory
     warmup: bool = True  # compile every program at start; False: each at first use
-    disable_log_stats: bool = True
+    disable_log_stats: bool = True  # False: a line of figures every ten seconds, at logging's level INFO
     use_tqdm_on_load: bool = True  # progress bars while loading and compiling
 
     @classmethod
@@ -98,6 +100,11 @@ class EngineConfig:
         for name in ("max_model_len", "num_gpu_blocks_override"):  # room for an output; a block beside the trash block
             value = getattr(self, name)
             _want(value is None or (_is_integer(value) and value >= 2), name, "an integer of 2 or more, or None", value)
+        queued = self.max_num_queued_reqs
+        _want(
+            queued is None or (_is_integer(queued) and queued >= 0), "max_num_queued_reqs", "0 or more, or None", queued
+        )
+        _positive("stream_interval", self.stream_interval)
         _positive("tensor_parallel_size", self.tensor_parallel_size)
         share = self.gpu_memory_utilization
         _want(isinstance(share, int | float) and 0 < share <= 1, "gpu_memory_utilization", "0 < x <= 1", share)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,10 +15,11 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
 from jaxpaged.plan import StepPlan
-from jaxpaged.request import FinishReason, Readout, Request
+from jaxpaged.request import FinishReason, Readout
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
+from jaxpaged.stats_log import StatsLog
 from jaxpaged.tokenizer import Tokenizer
 from jaxpaged.weight_store import WeightStore
 
@@ -54,6 +55,7 @@ class Engine:
             self.model_config,
             self.tokenizer,
             check_length=self._scheduler.check_prompt,
+            check_processor=self._runner.adjusted.check_processor,
             longest=self.limits.max_model_len,
             max_logprobs=config.max_logprobs,
             seed=config.seed,
@@ -63,7 +65,9 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self._groups: dict[str, RequestGroup] = {}
         self._owners: dict[str, tuple[RequestGroup, Sample]] = {}  # by the id of a single sequence
+        self._ready: list[RequestOutput] = []  # outputs that step() is going to return
         self._suspect: StepPlan | None = None  # the step that is being made or read; None: it is still being planned
+        self._stats_log = None if config.disable_log_stats else StatsLog(time.monotonic)
         self._step_seconds = 0.0
         self._num_outputs = 0
         self._num_failed_steps = 0
@@ -91,7 +95,9 @@ class Engine:
         if request_id in self._groups:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
         requests = self._admission.requests(request_id, ticket, priority=priority)
-        group = RequestGroup(request_id, ticket.prompt, ticket.params, requests, self.tokenizer)
+        group = RequestGroup(
+            request_id, ticket.prompt, ticket.params, requests, self.tokenizer, self.config.stream_interval
+        )
         for index, request in enumerate(requests):
             try:
                 self._scheduler.add(request)
@@ -120,14 +126,18 @@ class Engine:
         """
         begun = time.perf_counter()
         try:
-            return self._step()
+            self._step()
         except Exception as error:
-            return self._recover(error)
+            self._recover(error)
         except BaseException:  # a second Ctrl-C: the step may be torn in two, but it is nobody's fault
             self._restart()
             raise
         finally:
             self._step_seconds += time.perf_counter() - begun
+            if self._stats_log is not None:
+                self._stats_log.after_step(self.stats)
+        ready, self._ready = self._ready, []
+        return ready
 
     @property
     def has_unfinished(self) -> bool:
@@ -146,7 +156,7 @@ class Engine:
     def _settle(self, what: str) -> None:
         """Nothing runs, nothing is in flight and nothing is cached; RuntimeError while requests are unfinished."""
         if self._groups:
-            raise RuntimeError(f"{what}: {len(self._groups)} requests are unfinished; wait for them or abort them first")
+            raise RuntimeError(f"{what}: {len(self._groups)} requests are unfinished; wait for them or abort them")
         while self.has_unfinished:
             self.step()  # a step that ran ahead of a request's end
         self.reset_prefix_cache()
@@ -187,27 +197,36 @@ class Engine:
             "late_compilations": runner.programs.late_compilations,
         }
 
-    def _step(self) -> list[RequestOutput]:
+    def _step(self) -> None:
         self._suspect = None
         plan = self._scheduler.schedule()
-        if plan is not None:
+        self._suspect = plan
+        if plan is not None and plan.awaits_tokens:
+            # Late sampling: the device is busy with the backbone while the host learns what the rows may sample.
+            begun = self._runner.begin(plan)
+            while self._in_flight:
+                self._absorb(self._in_flight.popleft())
             self._suspect = plan
+            self._in_flight.append(self._runner.draw(begun))
+        elif plan is not None:
             self._in_flight.append(self._runner.dispatch(plan))
-        if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
-            return []
-        flight = self._in_flight.popleft()
-        self._suspect = flight.plan
-        return self._deliver(self._scheduler.absorb(self._runner.collect(flight)))
+        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+            self._absorb(self._in_flight.popleft())
 
-    def _deliver(self, updated: Sequence[Request]) -> list[RequestOutput]:
-        """The outputs of requests that got a token or failed."""
+    def _absorb(self, flight: InFlight) -> None:
+        """Take in a step's results: the outputs of requests that got a token or ended become ready."""
+        self._suspect = flight.plan
+        updated = self._scheduler.absorb(self._runner.collect(flight))
         self._num_outputs += sum(request.generates for request in updated)
         touched: dict[str, RequestGroup] = {}
         for request in updated:
             group, sample = self._owners[request.request_id]
             self._advance(sample)
             touched[group.request_id] = group
-        return [output for group in touched.values() if (output := self._report(group)) is not None]
+        self._make_ready(touched.values())
+
+    def _make_ready(self, groups: Iterable[RequestGroup]) -> None:
+        self._ready += [output for group in groups if (output := self._report(group)) is not None]
 
     def _advance(self, sample: Sample) -> None:
         """Make text of a sample's new tokens, and end it at a stop string; what goes wrong there is its own affair."""
@@ -243,7 +262,7 @@ class Engine:
                 del self._owners[sample.request.request_id]
         return output
 
-    def _recover(self, error: Exception) -> list[RequestOutput]:
+    def _recover(self, error: Exception) -> None:
         """After a step that raised: its requests end, all others are computed again from the tokens they have."""
         suspects = None if self._suspect is None else {row.request.request_id for row in self._suspect.rows}
         logger.exception("a step failed: %s", "every request ends" if suspects is None else "its requests end")
@@ -255,7 +274,7 @@ class Engine:
             if blamed and not sample.request.finished:
                 self._fail(sample, error)
                 touched[group.request_id] = group
-        return [output for group in touched.values() if (output := self._report(group)) is not None]
+        self._make_ready(touched.values())
 
     def _restart(self) -> None:
         """Forget the steps in flight; nothing of the cache is used again, and a cache that is lost is given up."""

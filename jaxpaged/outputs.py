@@ -14,7 +14,7 @@ class Logprob:
     """One token's log-probability (natural logarithm, from the raw logits) at one position."""
 
     logprob: float
-    rank: int  # 1 is the most probable token of the whole vocabulary
+    rank: int | None  # 1 is the most probable token of the whole vocabulary; None: not known (logprob_token_ids)
     decoded_token: str  # "" for ids without a tokenizer entry
 
 

@@ -6,7 +6,8 @@ Letters: R rows (sequences in the step), P blocks per row, T tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,6 +53,11 @@ class StepPlan:
         return sum(row.count for row in self.rows)
 
     @property
+    def awaits_tokens(self) -> bool:
+        """Whether what a row may sample depends on a token that the host does not know yet."""
+        return any(row.samples and row.token_on_device and row.request.constraint is not None for row in self.rows)
+
+    @property
     def reading_rows(self) -> tuple[RowPlan, ...]:
         """The rows with positions to read, in the order in which their hidden states are kept: scored ones first."""
         rows = [row for row in self.rows if row.read]
@@ -60,10 +66,11 @@ class StepPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, best first: ids int[k], logprobs float[k]; and the sampled token's own."""
+    """Log-probabilities at one position: ids int[k], logprobs float[k]; and the sampled token's own."""
 
-    top_ids: np.ndarray
+    top_ids: np.ndarray  # the most probable ids, best first; or the ids that the request named, in its order
     top_logprobs: np.ndarray
+    ranked: bool  # whether they are the most probable ones
     sampled_logprob: float
     sampled_rank: int  # 1 is the most probable token of the vocabulary
 
@@ -92,6 +99,6 @@ class StepResult:
     step: int
     token_ids: np.ndarray  # int32[number of rows with samples=True]
     logprobs: tuple[TokenLogprobs | None, ...]  # per sampling row; None where the request asked for none
-    # Positions (in token_ids) of rows whose logits were not finite: their tokens are meaningless.
-    failed: frozenset[int] = frozenset()
+    # Position (in token_ids) of a row that failed, whose token is meaningless, and what went wrong.
+    failed: Mapping[int, str] = field(default_factory=dict)
     readings: tuple[Reading, ...] = ()  # of the plan's reading_rows, in their order

@@ -17,6 +17,7 @@ from jaxpaged.batch import StepInput
 from jaxpaged.models.forward import CausalLM
 from jaxpaged.pallas_kernels import copy_blocks
 from jaxpaged.sampling import SampleOutput, SamplerMode, SamplingInput, sample
+from jaxpaged.sampling_adjust import RowState, count_tokens
 from jaxpaged.scoring import ReadOutput, ScoringMode, score
 
 STACK_BYTES = 64 << 20  # XLA's passes recurse deeply on unrolled models
@@ -54,12 +55,39 @@ def sample_program(code: ModelCode, mode: SamplerMode, whole: NamedSharding) -> 
     """
 
     def sample_rows(params, hidden, last_tokens, slots, inputs: SamplingInput) -> tuple[SampleOutput, jax.Array]:
-        logits = code.module(params).logits(hidden[: slots.shape[0]])
-        logits = jax.lax.with_sharding_constraint(logits, whole)
-        out = sample(logits, inputs, mode)
+        out = sample(_logits(code, params, hidden, slots, whole), inputs, mode, None)
         return out, last_tokens.at[slots].set(out.token, mode="promise_in_bounds")
 
     return sample_rows
+
+
+def adjusting_program(code: ModelCode, mode: SamplerMode, whole: NamedSharding) -> Callable[..., Any]:
+    """As sample_program, for rows with adjustments; takes histories [M + 1, V] besides and gives them back counted.
+
+    previous[S] are the newest tokens the host knows, used where known[S] and by processors alone.
+    """
+
+    def sample_rows(params, hidden, last_tokens, slots, inputs: SamplingInput, histories, known, previous):
+        state = RowState(
+            histories=histories,
+            slots=slots,
+            last_tokens=jnp.where(known, previous, last_tokens[slots]),
+            positions=inputs.position,
+        )
+        out = sample(_logits(code, params, hidden, slots, whole), inputs, mode, state)
+        last_tokens = last_tokens.at[slots].set(out.token, mode="promise_in_bounds")
+        return out, last_tokens, count_tokens(histories, slots, out.token)
+
+    return sample_rows
+
+
+def history_program() -> Callable[..., Any]:
+    """(histories [M + 1, V], slot, row [V]) → the histories with that row."""
+
+    def begin_history(histories, slot, row):
+        return histories.at[slot].set(row, mode="promise_in_bounds")
+
+    return begin_history
 
 
 def score_program(code: ModelCode, mode: ScoringMode, whole: NamedSharding) -> Callable[..., Any]:
@@ -79,6 +107,13 @@ def score_program(code: ModelCode, mode: ScoringMode, whole: NamedSharding) -> C
         return ReadOutput(scores=scores, states=model.final_states(states).astype(jnp.float32))
 
     return score_rows
+
+
+def _logits(
+    code: ModelCode, params: tuple[jax.Array, ...], hidden: jax.Array, slots: jax.Array, whole: NamedSharding
+) -> jax.Array:
+    logits = code.module(params).logits(hidden[: slots.shape[0]])
+    return jax.lax.with_sharding_constraint(logits, whole)
 
 
 def copy_program() -> Callable[..., Any]:
@@ -113,6 +148,15 @@ class Programs:
         self._compiled: dict[Any, jax.stages.Compiled] = {}
         self._futures: dict[Any, Future[jax.stages.Compiled]] = {}
         self.late_compilations = 0  # programs compiled at their first use, without warm-up
+
+    def add(self, key: Any, recipe: Recipe) -> None:
+        """One more program, compiled at its first use."""
+        self._recipes[key] = recipe
+
+    def drop(self, key: Any) -> None:
+        """Forget a program."""
+        self._recipes.pop(key, None)
+        self._compiled.pop(key, None)
 
     def start(self, threads: int, *, smallest_first: bool) -> None:
         """Begin to compile everything in the background, in the recipes' order or against it."""

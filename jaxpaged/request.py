@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jaxpaged.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxpaged.constraints import TokenConstraint
     from jaxpaged.plan import Reading, TokenLogprobs
 
 
@@ -66,12 +70,15 @@ class Request:
     sibling: Request | None = None  # n > 1: the first sample, whose prompt blocks this one shares
     readout: Readout | None = None  # what is read off the prompt
     generates: bool = True  # False: nothing is sampled, the request ends with its readout
+    allowed: np.ndarray | None = None  # packed mask of the tokens that may come at all; None: all of them
+    constraint: TokenConstraint | None = None  # what may come next, where that depends on what came before
 
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None  # what went wrong, with finish reason "error"
     num_computed: int = 0  # tokens whose KV is in the cache (or in flight to it)
     num_pending: int = 0  # sampled on the device, not yet read by the host (0 or 1)
     num_read: int = 0  # positions of the readout that were planned to be read
@@ -79,6 +86,19 @@ class Request:
     num_cached: int = 0  # prompt tokens taken from the prefix cache or a sibling at first admission
     num_preemptions: int = 0
     slot: int | None = None
+
+    @functools.cached_property
+    def adjusts(self) -> bool:
+        """Whether its logits need more than temperature and filters, or other log-probabilities than the top ones."""
+        params = self.params
+        return (
+            params.penalised
+            or bool(params.logit_bias)
+            or params.logits_processor is not None
+            or params.logprob_token_ids is not None
+            or self.allowed is not None
+            or self.constraint is not None
+        )
 
     @property
     def num_prompt(self) -> int:
@@ -122,10 +142,19 @@ class Request:
     def finished(self) -> bool:
         return self.status >= Status.FINISHED
 
+    def receive(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """The next output, which was in flight. Raises what the request's constraint raises."""
+        self.num_pending -= 1
+        self.output_ids.append(token)
+        self.logprobs.append(logprobs)
+        if self.constraint is not None:
+            self.constraint.accept(token)
+
     def lose_progress(self) -> None:
         """Back to the state of a queued request: nothing is computed or in flight, what is known stays."""
         if self.status == Status.RUNNING:
             self.status = Status.PREEMPTED
+            self.num_preemptions += 1
         self.slot = None
         self.num_computed = self.num_pending = 0
         self.num_read = sum(reading.count for reading in self.readings)
@@ -136,3 +165,8 @@ class Request:
         if start >= prompt:
             return self.output_ids[start - prompt : stop - prompt]
         return list(self.prompt_ids[start:stop]) + self.output_ids[: max(0, stop - prompt)]
+
+
+def described(error: Exception) -> str:
+    """An exception in a line, as Request.error has it."""
+    return f"{type(error).__name__}: {error}"

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxpaged.adjusted_rows import AdjustedRows
 from jaxpaged.batch import build
 from jaxpaged.cache import KVCache, zero_cache
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.plan import RowPlan, StepPlan, StepResult, TokenLogprobs
 from jaxpaged.programs import ModelCode, Programs
 from jaxpaged.reading import collect_readings, scoring_input
-from jaxpaged.recipes import COPY, SCORE, Recipes, RunnerSpec, choose_sampler, sampler_keys
-from jaxpaged.sampling import SampleOutput, build_sampling_input
+from jaxpaged.recipes import BANNED_WIDTH, COPY, SCORE, Recipes, RunnerSpec, SamplerKey, choose_sampler, sampler_keys
+from jaxpaged.sampling import SampleOutput, SamplingInput, build_sampling_input
 from jaxpaged.scoring import ReadOutput
 from jaxpaged.sharding.rules import replicated
+
+NOT_FINITE = "the model's logits were not finite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A step whose sampler is still to be dispatched: its plan, the rows it samples and their hidden states."""
+
+    plan: StepPlan
+    rows: tuple[RowPlan, ...]
+    hidden: jax.Array
+    read: ReadOutput | None  # of the plan's reading_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +43,7 @@ class InFlight:
     plan: StepPlan
     rows: tuple[RowPlan, ...]
     output: SampleOutput | None
+    failed: dict[int, str]  # sampled rows whose constraint raised, and what
     read: ReadOutput | None  # of the plan's reading_rows
 
 
@@ -43,6 +58,13 @@ class ModelRunner:
         recipes = Recipes(model, code, spec, mesh, abstract_params)
         self._cache_sharding = recipes.cache_sharding
         self.programs = Programs(recipes.all())
+        self.adjusted = AdjustedRows(
+            recipes,
+            self.programs,
+            vocab_size=model.vocab_size,
+            num_slots=spec.batch.max_num_seqs,
+            whole=self._whole,
+        )
         self._params: tuple[jax.Array, ...] = ()
         self._cache: KVCache = ()
         self._last_tokens = jnp.zeros(0, jnp.int32)
@@ -58,12 +80,12 @@ class ModelRunner:
 
     @property
     def intact(self) -> bool:
-        """Whether cache and last tokens can be read; waits for the steps in flight.
+        """Whether what steps pass on to each other can be read; waits for the steps in flight.
 
         A program that fails takes what was donated to it along, and a step that fails on the device leaves its error
         in place of its results and of all that is computed from them.
         """
-        arrays = jax.tree.leaves((self._cache, self._last_tokens))
+        arrays = jax.tree.leaves((self._cache, self._last_tokens, self.adjusted.state))
         if not arrays or any(array.is_deleted() for array in arrays):
             return False
         try:
@@ -89,9 +111,14 @@ class ModelRunner:
     def drop_cache(self) -> None:
         """Free the cache's memory; the next step makes an empty one. Nothing computed before may be used again."""
         self._cache = ()
+        self.adjusted.drop()
 
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Start a step on the device. Plans must come in order: each reads what its predecessors wrote."""
+        return self.draw(self.begin(plan))
+
+    def begin(self, plan: StepPlan) -> Begun:
+        """Start a step up to its hidden states; draw() is to follow before the next step begins."""
         self.make_cache()
         if plan.copies:
             self._copy_blocks(plan)
@@ -101,9 +128,18 @@ class ModelRunner:
         self.num_steps += 1
         self.num_tokens += plan.num_tokens
         self.num_padded_tokens += size
-        rows = tuple(row for row in plan.rows if row.samples)
-        output = self._sample(rows, hidden) if rows else None
-        return InFlight(plan=plan, rows=rows, output=output, read=self._read(plan, hidden))
+        return Begun(
+            plan=plan,
+            rows=tuple(row for row in plan.rows if row.samples),
+            hidden=hidden,
+            read=self._read(plan, hidden) if plan.reading_rows else None,
+        )
+
+    def draw(self, begun: Begun) -> InFlight:
+        """Start the sampling of a step that has begun. Constraints must have accepted all earlier tokens."""
+        failed: dict[int, str] = {}
+        output = self._sample(begun.rows, begun.hidden, failed) if begun.rows else None
+        return InFlight(plan=begun.plan, rows=begun.rows, output=output, failed=failed, read=begun.read)
 
     def collect(self, flight: InFlight) -> StepResult:
         """Wait for a step's samples."""
@@ -115,15 +151,13 @@ class ModelRunner:
             return StepResult(step=flight.plan.step, token_ids=np.zeros(0, np.int32), logprobs=(), readings=readings)
         count = len(flight.rows)
         logprobs = tuple(_row_logprobs(row, host, i) for i, row in enumerate(flight.rows))
-        failed = frozenset(np.flatnonzero(host.bad[:count]).tolist())
+        failed = dict.fromkeys(np.flatnonzero(host.bad[:count]).tolist(), NOT_FINITE) | flight.failed
         return StepResult(
             step=flight.plan.step, token_ids=host.token[:count], failed=failed, logprobs=logprobs, readings=readings
         )
 
-    def _read(self, plan: StepPlan, hidden: jax.Array) -> ReadOutput | None:
-        """What the plan reads off prompts, or None when it is nothing."""
-        if not plan.reading_rows:
-            return None
+    def _read(self, plan: StepPlan, hidden: jax.Array) -> ReadOutput:
+        """What the plan reads off prompts."""
         asked = scoring_input(plan, self._spec.batch.max_num_read)
         return self.programs[SCORE](self._params, hidden, *asked)
 
@@ -142,36 +176,64 @@ class ModelRunner:
             copies[: len(part)] = part
             self._cache = self.programs[COPY](self._cache, copies)
 
-    def _sample(self, rows: tuple[RowPlan, ...], hidden: jax.Array) -> SampleOutput:
+    def _sample(self, rows: tuple[RowPlan, ...], hidden: jax.Array, failed: dict[int, str]) -> SampleOutput:
         spec, vocab_size = self._spec, self._model.vocab_size
         asked = [
             (r.request.params, r.request.seed, r.kv_len, tuple(r.request.banned_at(r.kv_len - r.request.num_prompt)))
             for r in rows
         ]
+        adjusts = any(row.request.adjusts for row in rows) or max(len(banned) for *_, banned in asked) > BANNED_WIDTH
         key = choose_sampler(
             self._samplers,
             count=len(rows),
             greedy=all(row.request.params.greedy for row in rows),
-            logprobs=any(row.request.params.logprobs is not None for row in rows),
-            num_banned=max(len(banned) for *_, banned in asked),
+            logprobs=any(row.request.params.wants_logprobs for row in rows),
+            adjusts=adjusts,
         )
-        inputs = build_sampling_input(asked, key.size, vocab_size=vocab_size, banned_width=key.banned_width)
+        narrow = [(*most, banned if len(banned) <= BANNED_WIDTH else ()) for *most, banned in asked]
+        inputs = build_sampling_input(narrow, key.size, vocab_size=vocab_size, banned_width=BANNED_WIDTH)
         slots = np.full(key.size, spec.batch.max_num_seqs, np.int32)
         slots[: len(rows)] = [row.slot for row in rows]
+        if adjusts:
+            return self._sample_adjusted(key, rows, (self._params, hidden, self._last_tokens, slots), inputs, failed)
         output, self._last_tokens = self.programs[key](self._params, hidden, self._last_tokens, slots, inputs)
+        return output
+
+    def _sample_adjusted(
+        self,
+        key: SamplerKey,
+        rows: tuple[RowPlan, ...],
+        arguments: tuple[Any, ...],
+        inputs: SamplingInput,
+        failed: dict[int, str],
+    ) -> SampleOutput:
+        adjusted = self.adjusted
+        key = adjusted.with_processors(key, rows)
+        more = adjusted.prepare(key, rows, failed)
+        inputs = replace(inputs, adjustments=more.adjustments)
+        output, self._last_tokens, adjusted.histories = self.programs[key](
+            *arguments, inputs, adjusted.histories, more.known, more.previous
+        )
         return output
 
 
 def _row_logprobs(row: RowPlan, host: SampleOutput, i: int) -> TokenLogprobs | None:
     """What row i's request asked for of the step's log-probabilities."""
-    wanted = row.request.params.logprobs
-    if wanted is None:
+    params = row.request.params
+    if not params.wants_logprobs:
         return None
     assert host.logprob is not None and host.rank is not None
     assert host.top_ids is not None and host.top_logprobs is not None
+    named = params.logprob_token_ids
+    if named is None:
+        ids, values = host.top_ids[i, : params.logprobs], host.top_logprobs[i, : params.logprobs]
+    else:
+        assert host.scored is not None
+        ids, values = np.array(named, np.int32), host.scored[i, : len(named)]
     return TokenLogprobs(
-        top_ids=np.asarray(host.top_ids[i, :wanted]),
-        top_logprobs=np.asarray(host.top_logprobs[i, :wanted]),
+        top_ids=np.asarray(ids),
+        top_logprobs=np.asarray(values),
+        ranked=named is None,
         sampled_logprob=float(host.logprob[i]),
         sampled_rank=int(host.rank[i]),
     )

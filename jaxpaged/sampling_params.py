@@ -84,6 +84,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True  # where the tokenizer can tell: spaces around special tokens in the text
     include_stop_str_in_output: bool = False  # keep the stop string (or stop token's text) at the end of the text
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None  # tokens between two outputs, if more than the engine's own stream_interval
 
     def __new__(cls, *_: Any, **keywords: Any) -> Self:
         reject_unknown_keywords(cls.__name__, keywords, [field.name for field in fields(cls)])
@@ -131,6 +132,7 @@ class SamplingParams:
             "logprobs": count_of_logprobs("logprobs", self.logprobs),
             "prompt_logprobs": count_of_logprobs("prompt_logprobs", self.prompt_logprobs),
             "truncate_prompt_tokens": optional(_truncation, "truncate_prompt_tokens", self.truncate_prompt_tokens),
+            "stream_interval": optional(integer, "stream_interval", self.stream_interval, 1, None),
             "skip_reading_prefix_cache": optional(flag, "skip_reading_prefix_cache", self.skip_reading_prefix_cache),
         }
 

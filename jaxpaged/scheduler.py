@@ -9,7 +9,7 @@ from collections import deque
 from jaxpaged import scheduler_policy as rules
 from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
-from jaxpaged.request import FinishReason, Request, Status
+from jaxpaged.request import FinishReason, Request, Status, described
 from jaxpaged.scheduler_check import check_lines, check_slots, rows_answered
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
@@ -144,7 +144,7 @@ class Scheduler:
         """Take in the results of the oldest plan in flight; the requests that got a token or ended, in row order.
 
         A token of a request that has finished meanwhile is dropped; a preempted request still gets its token.
-        A request whose logits were not finite ends with "error", whatever it has got so far stays.
+        A request that failed ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
         updated: list[Request] = []
@@ -156,6 +156,7 @@ class Scheduler:
             if row.request.finished:
                 continue
             if index in result.failed:
+                row.request.error = result.failed[index]
                 self.finish(row.request, FinishReason.ERROR, None)
             else:
                 self._append(row.request, token, logprobs)
@@ -260,7 +261,7 @@ class Scheduler:
         while index < len(self._waiting) and step.budget > 0 and self._free_slots:
             request = self._waiting[index]
             sibling = rules.sibling_to_share(request)
-            if sibling is not None and rules.not_ready(sibling, step.computed_before(sibling)):
+            if sibling is not None and not step.can_share(sibling):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
@@ -290,9 +291,10 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Give a request its next token and end it if that ends it."""
-        request.num_pending -= 1
-        request.output_ids.append(token)
-        request.logprobs.append(logprobs)
-        end = rules.ending(request)
+        try:
+            request.receive(token, logprobs)
+            end = rules.ending(request)
+        except Exception as error:  # of its constraint: nobody else's affair
+            request.error, end = described(error), (FinishReason.ERROR, None)
         if end is not None:
             self.finish(request, *end)

@@ -94,11 +94,6 @@ def sibling_to_share(request: Request) -> Request | None:
     return sibling
 
 
-def not_ready(sibling: Request, computed: int) -> bool:
-    """True until earlier steps have computed the sibling's prompt up to its last token; so far they have `computed`."""
-    return sibling.status != Status.RUNNING or computed < sibling.num_prompt - 1
-
-
 def take_readings(plan: StepPlan, readings: Sequence[Reading]) -> list[tuple[Request, bool]]:
     """Hand a step's readings to their requests: (request, whether its numbers are no good) of those that end now.
 
@@ -110,6 +105,8 @@ def take_readings(plan: StepPlan, readings: Sequence[Reading]) -> list[tuple[Req
         if request.finished or request.readout is None:
             continue
         request.readings.append(reading)
+        if reading.failed:
+            request.error = "what was read off the prompt was not finite"
         if reading.failed or (not request.generates and row.read.stop == request.readout.stop):
             ended.append((request, reading.failed))
     return ended
@@ -119,7 +116,7 @@ def ending(request: Request) -> tuple[FinishReason, int | None] | None:
     """(finish reason, stop reason) if the request's newest token ends it, else None.
 
     An end-of-sequence token at the length limit counts as "stop". Before min_tokens tokens are there, only length
-    ends a request.
+    ends a request, and the completion of what it is constrained to.
     """
     count = len(request.output_ids)
     token = request.output_ids[-1]
@@ -128,6 +125,8 @@ def ending(request: Request) -> tuple[FinishReason, int | None] | None:
             return FinishReason.STOP, None
         if token in request.stop_ids:
             return FinishReason.STOP, token
+    if request.constraint is not None and request.constraint.finished:
+        return FinishReason.STOP, None
     if count >= request.max_tokens:
         return FinishReason.LENGTH, None
     return None

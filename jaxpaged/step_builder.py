@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpaged.plan import RowPlan, StepPlan
-from jaxpaged.request import Request
+from jaxpaged.request import Request, Status
 
 type _Entry = tuple[Request, int, bool, range]  # request, start, samples, positions read
 
@@ -63,10 +63,11 @@ class StepBuilder:
         request.num_read += len(read)
         return read
 
-    def computed_before(self, request: Request) -> int:
-        """Tokens of the request that earlier steps have computed: this step's own do not count."""
-        entry = self._entries.get(request)
-        return request.num_computed if entry is None else entry[0]
+    def can_share(self, sibling: Request) -> bool:
+        """Whether earlier steps have computed the sibling's prompt up to its last token: this step's do not count."""
+        entry = self._entries.get(sibling)
+        computed = sibling.num_computed if entry is None else entry[0]
+        return sibling.status == Status.RUNNING and computed >= sibling.num_prompt - 1
 
     def filling(self, block_size: int) -> list[Request]:
         """The planned requests that may have filled a block whose tokens the host knows.

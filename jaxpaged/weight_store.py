@@ -150,7 +150,7 @@ def _key(key: Any) -> str:
 
 def _place(array: jax.Array | np.ndarray, layout: Any) -> jax.Array:
     """The array in the engine's layout: itself if it has it; a copy of a numpy array, which could change later."""
-    return jax.device_put(array, layout, may_alias=isinstance(array, jax.Array))
+    return jax.device_put(array if isinstance(array, jax.Array) else np.array(array), layout)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -81,8 +81,16 @@ def bench_shape(rows: int, vocab_size: int, options: argparse.Namespace) -> None
     }
     for greedy in (True, False):
         for max_logprobs in (None, 20):
-            mode = SamplerMode(greedy=greedy, max_logprobs=max_logprobs, rows_per_pass=options.rows_per_pass)
-            program, seconds = compile_program(lambda *pair, mode=mode: sample(*pair, mode), logits, inputs["greedy"])
+            mode = SamplerMode(
+                greedy=greedy,
+                max_logprobs=max_logprobs,
+                rows_per_pass=options.rows_per_pass,
+                adjusts=False,
+                processors=(),
+            )
+            program, seconds = compile_program(
+                lambda *pair, mode=mode: sample(*pair, mode, None), logits, inputs["greedy"]
+            )
             print(
                 f"V {vocab_size} S {rows} greedy={greedy} logprobs={max_logprobs} compiled in {seconds:.2f} processor s"
             )

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from jaxpaged import LLM, RequestOutput, SamplingParams
+from jaxpaged.constraints import BadWords
 from jaxpaged.detokenizer import Detokenizer
 from jaxpaged.runner import ModelRunner
 from jaxpaged.scheduler import Scheduler
@@ -152,6 +153,18 @@ def test_a_stream_ends_with_the_error(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     assert outputs[-1].outputs[0].finish_reason == "error"
 
 
+@pytest.mark.parametrize("method", ["fill", "accept"])
+def test_a_constraint_that_raises(llm: LLM, wanted: list[RequestOutput], monkeypatch: pytest.MonkeyPatch, method: str):
+    """A rule for one request's next token is asked while a step is made; that step has other requests, too."""
+    failing(monkeypatch, BadWords, method, at_call(3), RuntimeError("no rule"))
+    bad = Ask(ids=[9, 8, 7], params=greedy(max_tokens=12, bad_words=["never said"]))
+    got = run(llm, [ASKS[0], bad, *ASKS[1:]])
+    (sample,) = got.pop(1).outputs
+    assert (sample.finish_reason, sample.error) == ("error", "RuntimeError: no rule")
+    assert len(sample.token_ids) == (2 if method == "fill" else 3)
+    assert_same(wanted, got)
+
+
 # --- a whole step
 
 
@@ -200,6 +213,34 @@ def test_a_lost_cache(llm: LLM, wanted: list[RequestOutput], monkeypatch: pytest
         patch.setattr(ModelRunner, method, wrapped)
         got = run(llm, ASKS)
     assert 1 <= assert_some_failed(wanted, got, "out of memory") <= OPTIONS["max_num_seqs"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_penalties_after_a_failed_step(llm: LLM, monkeypatch: pytest.MonkeyPatch, lost: bool):
+    """The counts of generated tokens on the device had counted those of the steps that were given up."""
+    asks = [
+        Ask(ids=[5, 6], params=greedy(max_tokens=20)),
+        Ask(ids=[7, 8], params=SamplingParams(seed=1, max_tokens=20, frequency_penalty=2.0)),
+    ]
+    wanted = run(llm, asks)
+    stream = llm.generate_stream(asks[1].ids, asks[1].params)
+    ids = [token for _ in range(6) for token in next(stream).outputs[0].token_ids]
+    original = ModelRunner.dispatch
+    with monkeypatch.context() as patch:
+
+        def dispatch(self: ModelRunner, plan: Any) -> Any:
+            if lost:
+                self.adjusted.histories.delete()
+            patch.undo()
+            raise KeyboardInterrupt
+
+        patch.setattr(ModelRunner, "dispatch", dispatch)
+        with pytest.raises(KeyboardInterrupt):
+            run(llm, asks[:1])
+    assert ModelRunner.dispatch is original
+    for output in stream:
+        ids += output.outputs[0].token_ids
+    assert ids == wanted[1].outputs[0].token_ids
 
 
 def test_every_step_raises(llm: LLM, monkeypatch: pytest.MonkeyPatch):

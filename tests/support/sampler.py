@@ -20,7 +20,9 @@ SAMPLE = jax.jit(sample, static_argnames="mode")
 
 
 def mode(greedy: bool = False, max_logprobs: int | None = None, rows_per_pass: int = 2) -> SamplerMode:
-    return SamplerMode(greedy=greedy, max_logprobs=max_logprobs, rows_per_pass=rows_per_pass)
+    return SamplerMode(
+        greedy=greedy, max_logprobs=max_logprobs, rows_per_pass=rows_per_pass, adjusts=False, processors=()
+    )
 
 
 def run(logits: np.ndarray, rows: Sequence[Row], how: SamplerMode, size: int | None = None) -> SampleOutput:
@@ -29,7 +31,7 @@ def run(logits: np.ndarray, rows: Sequence[Row], how: SamplerMode, size: int | N
     padded = np.zeros((size, logits.shape[1]), np.float32)
     padded[: len(rows)] = logits
     inputs = build_sampling_input(rows, size, vocab_size=logits.shape[1], banned_width=8)
-    output = SAMPLE(jnp.asarray(padded), jax.tree.map(jnp.asarray, inputs), mode=how)
+    output = SAMPLE(jnp.asarray(padded), jax.tree.map(jnp.asarray, inputs), mode=how, state=None)
     return jax.tree.map(lambda field: np.asarray(field)[: len(rows)], output)
 
 
