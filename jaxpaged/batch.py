@@ -43,6 +43,16 @@ class Buckets:
         """1 for the single stream, 8, and powers of two from 32 up to the limit itself: each costs seconds at start."""
         return cls(tokens=_sizes(max_num_batched_tokens), samples=_sizes(min(max_num_seqs, max_num_batched_tokens)))
 
+    @classmethod
+    def single(cls, max_num_batched_tokens: int, max_num_seqs: int) -> Buckets:
+        """One size of each, for steps that must all be computed alike: a multiple of 32 tokens.
+
+        Loops over whole vectors treat all their elements alike; the last ones of a size that is no multiple are
+        computed by other instructions, with other rounding.
+        """
+        size = -(-max_num_batched_tokens // 32) * 32
+        return cls(tokens=(size,), samples=(max_num_seqs,))
+
     def for_tokens(self, count: int) -> int:
         """Smallest token bucket that holds count."""
         return next(size for size in self.tokens if size >= count)

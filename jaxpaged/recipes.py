@@ -44,6 +44,7 @@ class RunnerSpec:
 
     on_cpu: bool
     num_blocks: int  # the trash block included
+    batch_invariant: bool  # every step runs the same programs at the same sizes, whatever is in it
     max_num_batched_tokens: int
     max_logprobs: int
     cache_dtype: Any
@@ -56,7 +57,13 @@ class RunnerSpec:
 
     @property
     def buckets(self) -> Buckets:
-        return Buckets.create(self.max_num_batched_tokens, self.batch.max_num_seqs)
+        create = Buckets.single if self.batch_invariant else Buckets.create
+        return create(self.max_num_batched_tokens, self.batch.max_num_seqs)
+
+    @property
+    def samplers(self) -> tuple[SamplerKey, ...]:
+        """The sampler programs: if they must all compute alike, the one that can do everything."""
+        return sampler_keys(self.buckets)[-1:] if self.batch_invariant else sampler_keys(self.buckets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +135,7 @@ class Recipes:
         """By key: a token bucket, a SamplerKey or one of the names. Backbones take longest: first, largest first."""
         buckets = self._spec.buckets
         recipes: dict[Any, Recipe] = {size: self._backbone(size) for size in reversed(buckets.tokens)}
-        recipes |= {key: self.sampler(key) for key in sampler_keys(buckets)}
+        recipes |= {key: self.sampler(key) for key in self._spec.samplers}
         return recipes | {SCORE: self._scorer(), HISTORY: self._history(), COPY: self._copy()}
 
     def _backbone(self, size: int) -> Recipe:

@@ -18,7 +18,7 @@ from jaxpaged.models.config import ModelConfig
 from jaxpaged.plan import RowPlan, StepPlan, StepResult, TokenLogprobs
 from jaxpaged.programs import ModelCode, Programs
 from jaxpaged.reading import collect_readings, scoring_input
-from jaxpaged.recipes import BANNED_WIDTH, COPY, SCORE, Recipes, RunnerSpec, SamplerKey, choose_sampler, sampler_keys
+from jaxpaged.recipes import BANNED_WIDTH, COPY, SCORE, Recipes, RunnerSpec, SamplerKey, choose_sampler
 from jaxpaged.sampling import SampleOutput, SamplingInput, build_sampling_input
 from jaxpaged.scoring import ReadOutput
 from jaxpaged.sharding.rules import replicated
@@ -54,7 +54,7 @@ class ModelRunner:
         self._model, self._spec = model, spec
         self._whole = replicated(mesh)
         self._buckets = spec.buckets
-        self._samplers = sampler_keys(spec.buckets)
+        self._samplers = spec.samplers
         recipes = Recipes(model, code, spec, mesh, abstract_params)
         self._cache_sharding = recipes.cache_sharding
         self.programs = Programs(recipes.all())
@@ -64,6 +64,7 @@ class ModelRunner:
             vocab_size=model.vocab_size,
             num_slots=spec.batch.max_num_seqs,
             whole=self._whole,
+            takes_processors=not spec.batch_invariant,
         )
         self._params: tuple[jax.Array, ...] = ()
         self._cache: KVCache = ()
@@ -194,7 +195,7 @@ class ModelRunner:
         inputs = build_sampling_input(narrow, key.size, vocab_size=vocab_size, banned_width=BANNED_WIDTH)
         slots = np.full(key.size, spec.batch.max_num_seqs, np.int32)
         slots[: len(rows)] = [row.slot for row in rows]
-        if adjusts:
+        if key.adjusts:
             return self._sample_adjusted(key, rows, (self._params, hidden, self._last_tokens, slots), inputs, failed)
         output, self._last_tokens = self.programs[key](self._params, hidden, self._last_tokens, slots, inputs)
         return output
