@@ -80,10 +80,11 @@ class HarnessLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Texts up to the first of the request's stop strings, which is left out."""
-        params = [self._params(request.args[1]) for request in requests]
+        asked: list[tuple[Any, ...]] = [request.args for request in requests]
+        params = [self._params(given) for _, given in asked]
         prompts = [
-            self.tok_encode(request.args[0])[-(self._longest - (param.max_tokens or 0)) :] or [self.prefix_token_id]
-            for request, param in zip(requests, params, strict=True)
+            self.tok_encode(text)[-(self._longest - (param.max_tokens or 0)) :] or [self.prefix_token_id]
+            for (text, _), param in zip(asked, params, strict=True)
         ]
         outputs = self._llm.generate(prompts, params, use_tqdm=self._use_tqdm and not disable_tqdm)
         texts = [output.outputs[0].text for output in outputs]
