@@ -41,8 +41,17 @@ class Adjusted:
 class AdjustedRows:
     """Owned by the runner. Nothing is on the device before the first row with adjustments."""
 
-    def __init__(self, recipes: Recipes, programs: Programs, *, vocab_size: int, num_slots: int, whole: NamedSharding):
-        self._recipes, self._programs = recipes, programs
+    def __init__(
+        self,
+        recipes: Recipes,
+        programs: Programs,
+        *,
+        vocab_size: int,
+        num_slots: int,
+        whole: NamedSharding,
+        takes_processors: bool,
+    ) -> None:
+        self._recipes, self._programs, self._takes_processors = recipes, programs, takes_processors
         self._vocab_size, self._num_slots, self._whole = vocab_size, num_slots, whole
         self._histories: jax.Array | None = None
         # Whose history a slot holds, and since which admission: a preempted request begins it anew.
@@ -52,7 +61,12 @@ class AdjustedRows:
         self._processor_keys: list[SamplerKey] = []  # in order of use
 
     def check_processor(self, processor: Callable[..., Any]) -> None:
-        """Trace a logits_processor. Raises ValueError if that fails or its result is no f32[V]."""
+        """Trace a logits_processor. Raises ValueError if that fails or its result is no f32[V], or none is taken."""
+        if not self._takes_processors:
+            raise ValueError(
+                "logits_processor: not with batch_invariant=True, because the rows beside it would be sampled by "
+                "another program than without it"
+            )
         if processor in self._checked:
             return
         vocab_size = self._vocab_size

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from jaxpaged.beam_params import BeamSearchParams
+from jaxpaged.blueprint import Limits
 from jaxpaged.constraints import TokenConstraint, TokenRules, together
 from jaxpaged.jump_ahead import may_jump_ahead
 from jaxpaged.models.config import ModelConfig
-from jaxpaged.request import Request
-from jaxpaged.sampling_params import SamplingParams
+from jaxpaged.request import Readout, Request
+from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.stop_strings import resolve_stop_tokens
 from jaxpaged.structured_outputs import GrammarConstraint, StructuredOutputs
 from jaxpaged.tokenizer import Tokenizer
@@ -29,6 +30,8 @@ class Ticket:
     rules: TokenRules
     structure: GrammarConstraint | None  # at its beginning
     beams: BeamSearchParams | None = None  # of a beam search; params are then those of each beam
+    readout: Readout | None = None  # what is read off the prompt
+    generates: bool = True  # False: the readout is all that is wanted
 
     def constraint(self) -> TokenConstraint | None:
         """For one more sequence: what its next token may be, where that depends on the ones before."""
@@ -44,21 +47,21 @@ class Admission:
         model: ModelConfig,
         tokenizer: Tokenizer | None,
         *,
-        check_length: Callable[[int], None],
+        check_length: Callable[..., None],
         check_processor: Callable[[Callable[..., Any]], None],
-        longest: int,
+        limits: Limits,
         max_logprobs: int,
-        most_beams: int,
+        batch_invariant: bool,
         seed: int,
     ) -> None:
-        """The checks raise ValueError: for a prompt's length, for a logits_processor. longest is max_model_len,
-        most_beams the number of sequences that can run at once.
-        """
+        """The checks raise ValueError: check_length(length, generates=…), check_processor(a logits_processor)."""
         self._model, self._tokenizer = model, tokenizer
         self._check_length, self._check_processor = check_length, check_processor
-        self._longest = longest
+        self._longest = limits.max_model_len
         self._max_logprobs = max_logprobs
-        self._most_beams = most_beams
+        self._most_beams = min(limits.max_num_seqs, limits.max_num_batched_tokens)  # sequences that can run at once
+        # Forced runs are spelled otherwise than a model may choose to, and neighbours decide which are taken.
+        self._jumps_ahead = not batch_invariant
         self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
         self._structures = StructuredOutputs(tokenizer, model.vocab_size)
         self._seeds = np.random.default_rng(seed)
@@ -66,9 +69,7 @@ class Admission:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None) -> Ticket:
         """The request's ticket. Raises ValueError if it cannot be served."""
         vocab_size = self._model.vocab_size
-        for token in prompt_ids:
-            if not 0 <= token < vocab_size:
-                raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
+        self._check_ids(prompt_ids)
         kept = params.truncate_prompt_tokens
         if kept is not None:
             prompt_ids = prompt_ids[-(self._longest - 1 if kept == -1 else kept) :]
@@ -78,12 +79,33 @@ class Admission:
             raise ValueError("stop strings need a tokenizer, and this engine was built with skip_tokenizer_init=True")
         if params.logits_processor is not None:
             self._check_processor(params.logits_processor)
+        readout = None
+        if params.prompt_logprobs is not None and len(prompt_ids) > 1:
+            num_top = vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs
+            readout = Readout(first=0, stop=len(prompt_ids) - 1, scores=True, num_top=num_top)
         return Ticket(
             prompt=prompt,
             prompt_ids=tuple(map(int, prompt_ids)),
             params=params,
             rules=TokenRules.of(params, self._tokenizer, vocab_size),
             structure=self._structure(params),
+            readout=readout,
+        )
+
+    def check_readout(self, prompt_ids: Sequence[int], readout: Readout) -> Ticket:
+        """The ticket of a request that generates nothing. Raises ValueError if it cannot be served."""
+        self._check_ids(prompt_ids)
+        self._check_length(len(prompt_ids), generates=False)
+        assert 0 <= readout.first < readout.stop <= len(prompt_ids) - readout.scores, f"{readout} is beyond the prompt"
+        params = SamplingParams(temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        return Ticket(
+            prompt=None,
+            prompt_ids=tuple(map(int, prompt_ids)),
+            params=params,
+            rules=TokenRules.of(params, None, self._model.vocab_size),
+            structure=None,
+            readout=readout,
+            generates=False,
         )
 
     def check_beams(self, prompt_ids: Sequence[int], beams: BeamSearchParams, *, prompt: str | None) -> Ticket:
@@ -120,6 +142,8 @@ class Admission:
                     eos_ids=eos_ids,
                     stop_ids=stop_ids,
                     max_tokens=params.max_tokens or self._longest,
+                    readout=None if requests else ticket.readout,
+                    generates=ticket.generates,
                     seed=(seed + index) % 2**64,
                     priority=priority,
                     cache_key=self._cache_key(len(ticket.prompt_ids)),
@@ -127,7 +151,7 @@ class Admission:
                     lockstep=ticket.beams is not None,
                     allowed=ticket.rules.allowed,
                     constraint=ticket.constraint(),
-                    jumps_ahead=ticket.structure is not None and may_jump_ahead(params),
+                    jumps_ahead=self._jumps_ahead and ticket.structure is not None and may_jump_ahead(params),
                 )
             )
         return requests
@@ -137,6 +161,12 @@ class Admission:
             return None
         eos_ids, stop_ids = self._ending_ids(params)
         return self._structures.constraint(params.structured_outputs, eos_ids | stop_ids)
+
+    def _check_ids(self, prompt_ids: Sequence[int]) -> None:
+        vocab_size = self._model.vocab_size
+        for token in prompt_ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"prompt token ids must be in [0, {vocab_size}), the model's embedding, got {token}")
 
     def _ending_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
         """End-of-sequence ids and stop ids that count for a request."""

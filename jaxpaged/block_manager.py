@@ -227,9 +227,11 @@ class BlockManager:
         return self._open
 
     def _lookup(self, request: Request) -> list[int]:
-        if self._cache is None:
+        if self._cache is None or not request.params.reads_prefix_cache:
             return []
-        most = (request.num_tokens - 1) // self.block_size
+        # What is read off the prompt has to be computed, and so has the last token.
+        unread = request.next_to_read
+        most = min(request.num_tokens - 1, request.num_tokens if unread is None else unread) // self.block_size
         return self._cache.longest_prefix(self._chains[request.request_id].keys(request, most))
 
     def _forget_fresh(self, draft: TablesDraft) -> None:

@@ -29,6 +29,8 @@ from jaxpaged.sharding.mesh import MODEL_AXIS
 from jaxpaged.sharding.rules import TENSOR_PARALLEL, sharding_of
 
 CPU_TILES = TileConfig(decode_lanes=32, decode_kv=64, prefill_queries=64, prefill_kv=128)
+# Every query in a tile of one shape, whether it comes alone or in a chunk.
+INVARIANT_TILES = TileConfig(decode_lanes=0, decode_kv=128, prefill_queries=8, prefill_kv=128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Limits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_read: int  # positions of prompts that a step can score or embed
     num_blocks: int  # the trash block included
 
 
@@ -89,6 +92,10 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
         raise ValueError(
             f"attention_backend: wanted auto or one of {implementations()}, got {config.attention_backend!r}"
         )
+    if config.batch_invariant:
+        backend = _invariant_backend(config.attention_backend)
+    else:
+        backend = _attention_backend(config.attention_backend, mesh)
     dtype = resolve_dtype(config.dtype, model.dtype, device.platform)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
     family = family_of(model)
@@ -96,9 +103,9 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
     parameters = _parameters(state, mesh)
     weights = sum(parameter.bytes_per_device(dtype) for parameter in parameters)
     limits = resolve_limits(config, model, cache_dtype, device, weights)
-    backend = _attention_backend(config.attention_backend, mesh)
     spec = RunnerSpec(
         on_cpu=device.platform == "cpu",
+        batch_invariant=config.batch_invariant,
         num_blocks=limits.num_blocks,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logprobs=min(config.max_logprobs, model.vocab_size),
@@ -106,8 +113,9 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
         batch=BatchShape(
             block_size=config.block_size,
             max_num_seqs=limits.max_num_seqs,
+            max_num_read=limits.max_num_read,
             table_width=_table_width(limits.max_model_len, config.block_size),
-            tiles=CPU_TILES,
+            tiles=INVARIANT_TILES if config.batch_invariant else CPU_TILES,
             work=_work_config(backend, model, config.block_size, cache_dtype, device, mesh),
         ),
     )
@@ -158,10 +166,23 @@ def resolve_limits(
     room = (num_blocks - 1) * config.block_size
     if wanted is None:
         max_model_len = min(max_model_len, room)
-    budget = config.max_num_batched_tokens or (512 if on_cpu else 2048)
+    usual = max_num_seqs if config.batch_invariant else 512 if on_cpu else 2048
+    budget = config.max_num_batched_tokens or usual
+    most_read = 128 if on_cpu else 512
     return Limits(
-        max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, num_blocks=num_blocks
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_num_read=most_read if config.batch_invariant else min(budget, most_read),
+        num_blocks=num_blocks,
     )
+
+
+def _invariant_backend(wanted: str) -> str:
+    """The attention whose sums do not depend on what else is in the step: the kernels for GPUs share out the work."""
+    if wanted not in ("auto", "tiled"):
+        raise ValueError(f"attention_backend: wanted auto or tiled with batch_invariant=True, got {wanted!r}")
+    return "tiled"
 
 
 def _table_width(max_model_len: int, block_size: int) -> int:

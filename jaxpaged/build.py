@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxpaged.blueprint import Blueprint, Limits, draw_blueprint
+from jaxpaged.blueprint import Blueprint, draw_blueprint
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
@@ -31,7 +31,7 @@ class Loaded:
     """A started device side and what the host needs to know of it."""
 
     checkpoint: Checkpoint
-    limits: Limits
+    blueprint: Blueprint
     runner: ModelRunner
     load_seconds: float
     compile_seconds: float
@@ -68,7 +68,7 @@ def load(config: EngineConfig) -> Loaded:
         warm.remember()
     return Loaded(
         checkpoint=checkpoint,
-        limits=plan.limits,
+        blueprint=plan,
         runner=runner,
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,
@@ -85,6 +85,7 @@ def make_scheduler(config: EngineConfig, limits: Limits) -> Scheduler:
         max_model_len=limits.max_model_len,
         policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,
+        max_num_read=limits.max_num_read,
     )
 
 

@@ -55,9 +55,10 @@ class EngineConfig:
     enable_prefix_caching: bool = True
 
     max_num_seqs: int | None = None  # sequences running at once; None: 64 on CPU, else 256
-    max_num_batched_tokens: int | None = None  # token budget of a step; None: 512 on CPU, else 2048
+    max_num_batched_tokens: int | None = None  # of a step; None: 512 on CPU, else 2048 (batch_invariant: max_num_seqs)
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True  # run-ahead: dispatch step k+1 before reading step k's tokens
+    batch_invariant: bool = False  # answers are bit for bit those that a request gets alone, at a price
     max_num_queued_reqs: int | None = None  # AsyncLLM: sequences that may wait besides max_num_seqs; None: any number
     stream_interval: int = 1  # tokens between two outputs of a streamed request; the first and the last come at once
     max_logprobs: int = 20  # most alternatives a request may ask for

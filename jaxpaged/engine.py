@@ -18,10 +18,11 @@ from jaxpaged.jump_ahead import forced_tokens
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
 from jaxpaged.plan import RowPlan, StepPlan
-from jaxpaged.request import FinishReason
+from jaxpaged.request import FinishReason, Readout
 from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.stats_log import StatsLog
+from jaxpaged.weight_store import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,11 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         loaded: Loaded = load(config)
-        self.limits = loaded.limits
+        self.limits = loaded.blueprint.limits
         self.model_config = loaded.checkpoint.config
         self.generation_config = loaded.checkpoint.generation_config
         self.tokenizer = open_tokenizer(config, loaded.checkpoint)
-        self._start_seconds = {"load": loaded.load_seconds, "compile": loaded.compile_seconds}
+        self._start_seconds = {"load_s": loaded.load_seconds, "compile_s": loaded.compile_seconds}
         self._runner = loaded.runner
         self._scheduler = make_scheduler(config, self.limits)
         self._admission = Admission(
@@ -47,11 +48,12 @@ class Engine:
             self.tokenizer,
             check_length=self._scheduler.check_prompt,
             check_processor=self._runner.adjusted.check_processor,
-            longest=self.limits.max_model_len,
+            limits=self.limits,
             max_logprobs=config.max_logprobs,
-            most_beams=min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens),
+            batch_invariant=config.batch_invariant,
             seed=config.seed,
         )
+        self.weights = WeightStore(loaded.blueprint, self._runner, self._settle)
         self._depth = 2 if config.async_scheduling else 1  # steps in flight at once
         self._in_flight: deque[InFlight] = deque()
         self._beams = BeamSearches(self._scheduler, self.tokenizer)
@@ -76,6 +78,10 @@ class Engine:
         """As check(), of a beam search. Its final output alone is given: the hypotheses, best first."""
         return self._admission.check_beams(prompt_ids, params, prompt=prompt)
 
+    def check_readout(self, prompt_ids: Sequence[int], readout: Readout) -> Ticket:
+        """A ticket for submit() of a request that generates nothing. Raises ValueError if it cannot be served."""
+        return self._admission.check_readout(prompt_ids, readout)
+
     def add(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None, priority: int
     ) -> None:
@@ -84,6 +90,7 @@ class Engine:
 
     def submit(self, request_id: str, ticket: Ticket, *, priority: int) -> None:
         """Queue a request of params.n samples. Raises ValueError, queueing nothing, for an id that is in use."""
+        self.weights.check_awake()
         if request_id in self._groups or request_id in self._beams:
             raise ValueError(f"request id {request_id!r} is in use; wait for it to finish or take another")
         requests = self._admission.requests(request_id, ticket, priority=priority)
@@ -148,6 +155,14 @@ class Engine:
         """Forget cached prefixes. False, and nothing done, while requests run."""
         return self._scheduler.reset_prefix_cache()
 
+    def _settle(self, what: str) -> None:
+        """Nothing runs, nothing is in flight and nothing is cached; RuntimeError while requests are unfinished."""
+        if self.num_unfinished:
+            raise RuntimeError(f"{what}: {self.num_unfinished} requests are unfinished; wait for them or abort them")
+        while self.has_unfinished:
+            self.step()  # a step that ran ahead of a request's end
+        self.reset_prefix_cache()
+
     def finish_warm_up(self) -> None:
         """Wait until every program is there; after a warm start they are still being read while requests run."""
         self._runner.programs.finish(lambda done, total: None)
@@ -166,24 +181,15 @@ class Engine:
         step_s is the time spent in step(); of it device_wait_s was waiting for the device and host_s the rest:
         scheduling, batch building, dispatch and text, part of which runs while the device is busy.
         """
-        scheduler = asdict(self._scheduler.stats)
-        runner, wait = self._runner, self._runner.device_wait_seconds
-        return scheduler | {
-            "steps": runner.num_steps,
+        runner = self._runner.figures()
+        own = {
             "failed_steps": self._num_failed_steps,
-            "computed_tokens": runner.num_tokens,
-            "padded_tokens": runner.num_padded_tokens,
             "output_tokens": self._num_outputs + self._num_forced,
             "forced_tokens": self._num_forced,
             "step_s": self._step_seconds,
-            "device_wait_s": wait,
-            "host_s": self._step_seconds - wait,
-            "load_s": self._start_seconds["load"],
-            "compile_s": self._start_seconds["compile"],
-            "programs": len(runner.programs.keys),
-            "programs_ready": runner.programs.num_ready,
-            "late_compilations": runner.programs.late_compilations,
+            "host_s": self._step_seconds - runner["device_wait_s"],
         }
+        return asdict(self._scheduler.stats) | runner | own | self._start_seconds
 
     def _step(self) -> None:
         self._suspect = None
@@ -222,14 +228,12 @@ class Engine:
         self._make_ready(touched.values())
 
     def _absorb(self, flight: InFlight) -> None:
-        """Take in a step's results: the outputs of requests that got a token or failed become ready."""
+        """Take in a step's results: the outputs of requests that got a token or ended become ready."""
         self._suspect = flight.plan
         updated = self._scheduler.absorb(self._runner.collect(flight))
-        self._num_outputs += len(updated)
+        self._num_outputs += sum(request.generates for request in updated)
         touched: dict[str, RequestGroup] = {}
-        for request in updated:
-            if request.lockstep:
-                continue
+        for request in (request for request in updated if not request.lockstep):
             group, sample = self._owners[request.request_id]
             self._advance(sample)
             touched[group.request_id] = group

@@ -12,6 +12,7 @@ def may_jump_ahead(params: SamplingParams) -> bool:
     """Whether nobody looks at the tokens of such a request one by one: to report, count, change or rule them out."""
     return not (
         params.wants_logprobs
+        or params.prompt_logprobs is not None  # which come before the first output
         or params.penalised
         or params.logits_processor is not None
         or params.allowed_token_ids is not None

@@ -16,8 +16,9 @@ from jaxpaged.driver import Driver
 from jaxpaged.engine import Engine
 from jaxpaged.intake import ChatOptions, Intake, ranks
 from jaxpaged.keywords import reject_unknown_keywords
-from jaxpaged.outputs import RequestOutput
-from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, is_conversation
+from jaxpaged.outputs import ContinuationScore, EmbeddingRequestOutput, RequestOutput
+from jaxpaged.prompt_reader import PromptReader
+from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, is_conversation, prompts_of
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ class LLM:
         self.engine = Engine(EngineConfig.create(model, **options))
         self._intake = Intake(self.engine)
         self._driver = Driver(self.engine)
+        self._reader = PromptReader(self._intake, self._driver)
 
     def generate(
         self,
@@ -161,6 +163,48 @@ class LLM:
         """End enqueued requests; wait() gives what they have, with finish reason "abort". Others are ignored."""
         self._driver.abort([request_ids] if isinstance(request_ids, str) else request_ids)
 
+    def score_continuations(
+        self, contexts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[ContinuationScore]:
+        """Log-likelihoods of given continuations; nothing is generated. Results in input order.
+
+        Args:
+            contexts: one for all continuations, or one for each. Their beginnings are read from the prefix cache.
+            continuations: texts, or token ids where the contexts are token ids.
+            use_tqdm: show progress.
+
+        Raises: ValueError naming the pair that is refused.
+        """
+        given, wanted = prompts_of(contexts), prompts_of(continuations)
+        if len(given) == 1:
+            given *= len(wanted)
+        if len(given) != len(wanted):
+            raise ValueError(f"contexts: wanted one, or one for each of {len(wanted)} continuations, got {len(given)}")
+        with tqdm(total=len(wanted), desc="continuations", disable=not use_tqdm) as bar:
+            return self._reader.score(given, wanted, bar.update)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, out of the final hidden states; results in input order.
+
+        Args:
+            prompts: as for generate(); up to max_model_len tokens each.
+            pooling: "last", the last token's state, or "mean", the mean over all tokens.
+            normalize: scale to length 1.
+            use_tqdm: show progress.
+
+        Raises: ValueError naming the prompt that is refused.
+        """
+        given = prompts_of(prompts)
+        with tqdm(total=len(given), desc="prompts", disable=not use_tqdm) as bar:
+            return self._reader.embed(given, pooling, normalize, bar.update)
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ValueError with skip_tokenizer_init=True."""
         return self._intake.tokenizer
@@ -172,6 +216,38 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
         return self.engine.reset_prefix_cache()
+
+    def model_state(self) -> tuple[Any, Any]:
+        """(graphdef, state) of the model, as nnx.split gives them: nnx.merge(*llm.model_state()) is its module.
+
+        The state holds the engine's own arrays. Do not donate them to a computation.
+        """
+        return self.engine.weights.split()
+
+    def update_weights(self, weights: Any) -> None:
+        """Take other weights: an nnx module or state, or a pytree with the names, shapes and dtypes of model_state().
+
+        Arrays that are laid out as the engine's are shared, not copied: donate them only to what makes the next
+        update's. The prefix cache is emptied. Raises: ValueError listing what does not fit, RuntimeError while
+        requests run; in both cases nothing is changed.
+        """
+        self.engine.weights.update(weights)
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the devices' memory: drop the KV cache and move the weights to the host (1) or drop them (2).
+
+        Raises: RuntimeError while requests run.
+        """
+        self.engine.weights.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Undo sleep(), all of it or "weights" or "kv_cache" alone. After level 2, call update_weights() first."""
+        self.engine.weights.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether weights or KV cache are off the devices; requests are refused then."""
+        return bool(self.engine.weights.asleep)
 
     def close(self) -> None:
         """Done with it: a process that ends right after a warm start need not wait for programs still being read."""

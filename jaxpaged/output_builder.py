@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jaxpaged.detokenizer import Detokenizer, StopMatch
 from jaxpaged.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxpaged.plan import TokenLogprobs
+from jaxpaged.prompt_scores import PromptLogprobs, complete_reading, prompt_logprobs
 from jaxpaged.request import FinishReason, Request, described
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
@@ -128,6 +129,8 @@ class RequestGroup:
         self._prompt_ids = list(requests[0].prompt_ids)  # one list for all outputs
         self._kind = params.output_kind
         self._interval = max(stream_interval, params.stream_interval or 1)
+        self._tokenizer = tokenizer
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._arrival = time.monotonic()
         self._first_token: float | None = None
 
@@ -147,7 +150,7 @@ class RequestGroup:
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_ids,
-            prompt_logprobs=None,
+            prompt_logprobs=self._take_prompt_logprobs(first),
             outputs=[sample.completion(self._kind) for sample in self.samples],
             finished=finished,
             num_cached_tokens=first.num_cached,
@@ -156,7 +159,15 @@ class RequestGroup:
                 first_token_time=self._first_token,
                 finished_time=time.monotonic() if finished else None,
             ),
+            reading=None if first.generates or not finished else complete_reading(first),
         )
 
     def _is_due(self) -> bool:
         return self._interval == 1 or any(sample.is_due(self._interval) for sample in self.samples)
+
+    def _take_prompt_logprobs(self, first: Request) -> PromptLogprobs | None:
+        """They are made once; of a stream's outputs the first has them, of others each."""
+        if self._prompt_logprobs is None and first.params.prompt_logprobs is not None:
+            self._prompt_logprobs = prompt_logprobs(first.prompt_ids, first.readings, self._tokenizer)
+            return self._prompt_logprobs
+        return None if self._kind == RequestOutputKind.DELTA else self._prompt_logprobs

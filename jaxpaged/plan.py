@@ -29,6 +29,7 @@ class RowPlan:
     tokens: np.ndarray  # int32[count]; the last entry is 0 and meaningless if token_on_device
     token_on_device: bool  # run-ahead: the last input token is still on the device, in last_tokens[slot]
     samples: bool  # True when the row reaches its newest token, so its next token is sampled
+    read: range = range(0)  # positions among these whose hidden states are read, see Request.readout
 
     @property
     def kv_len(self) -> int:
@@ -59,6 +60,12 @@ class StepPlan:
             for row in self.rows
         )
 
+    @property
+    def reading_rows(self) -> tuple[RowPlan, ...]:
+        """The rows with positions to read, in the order in which their hidden states are kept: scored ones first."""
+        rows = [row for row in self.rows if row.read]
+        return tuple(sorted(rows, key=lambda row: row.request.readout is None or not row.request.readout.scores))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
@@ -72,6 +79,23 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a step read off n consecutive positions of a prompt: scores of the tokens that follow, or a sum of states.
+
+    A readout of scores has logprobs float32[n], ranks int32[n], top_ids int32[n, k] and top_logprobs float32[n, k];
+    one of embeddings has state_sum float64[D], the sum of the n final hidden states.
+    """
+
+    count: int  # n
+    logprobs: np.ndarray | None = None
+    ranks: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    state_sum: np.ndarray | None = None
+    failed: bool = False  # something was not finite: the numbers are meaningless
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What the device sampled for the plan's sampling rows, in the plan's row order."""
 
@@ -80,3 +104,4 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...]  # per sampling row; None where the request asked for none
     # Position (in token_ids) of a row that failed, whose token is meaningless, and what went wrong.
     failed: Mapping[int, str] = field(default_factory=dict)
+    readings: tuple[Reading, ...] = ()  # of the plan's reading_rows, in their order

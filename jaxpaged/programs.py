@@ -18,6 +18,7 @@ from jaxpaged.models.forward import CausalLM
 from jaxpaged.pallas_kernels import copy_blocks
 from jaxpaged.sampling import SampleOutput, SamplerMode, SamplingInput, sample
 from jaxpaged.sampling_adjust import RowState, count_tokens
+from jaxpaged.scoring import ReadOutput, ScoringMode, score
 from jaxpaged.warm_start import watch_cache
 
 STACK_BYTES = 64 << 20  # XLA's passes recurse deeply on unrolled models
@@ -37,7 +38,7 @@ class ModelCode:
 
 
 def forward_program(code: ModelCode) -> Callable[..., Any]:
-    """(params, cache, last_tokens[M + 1], StepInput) → (cache, hidden states [M, D] at step.sample_at)."""
+    """(params, cache, last_tokens[M + 1], StepInput) → (cache, hidden states [M + Q, D] at step.sample_at)."""
 
     def forward(params, cache, last_tokens, step: StepInput):
         tokens = jnp.where(step.from_device, last_tokens[step.table_rows], step.inputs.tokens)
@@ -49,7 +50,7 @@ def forward_program(code: ModelCode) -> Callable[..., Any]:
 
 
 def sample_program(code: ModelCode, mode: SamplerMode, whole: NamedSharding) -> Callable[..., Any]:
-    """(params, hidden [M, D], last_tokens[M + 1], slots[S], SamplingInput of S) → (SampleOutput, last_tokens).
+    """(params, hidden [M + Q, D], last_tokens[M + 1], slots[S], SamplingInput of S) → (SampleOutput, last_tokens).
 
     Row i of the S sampled rows is hidden[i]; its token is left in last_tokens[slots[i]]. Padding rows have slot M.
     """
@@ -88,6 +89,25 @@ def history_program() -> Callable[..., Any]:
         return histories.at[slot].set(row, mode="promise_in_bounds")
 
     return begin_history
+
+
+def score_program(code: ModelCode, mode: ScoringMode, whole: NamedSharding) -> Callable[..., Any]:
+    """(params, hidden [M + Q, D], targets int32[Q], count int32, with_top bool) → ReadOutput of hidden's last Q rows.
+
+    The first `count` rows are scored: how probable targets[i] is after row i.
+    """
+
+    def score_rows(params, hidden, targets, count, with_top) -> ReadOutput:
+        model = code.module(params)
+        states = hidden[hidden.shape[0] - targets.shape[0] :]
+
+        def logits(rows: jax.Array) -> jax.Array:
+            return jax.lax.with_sharding_constraint(model.logits(rows), whole)
+
+        scores = score(logits, states, targets, count, with_top, mode)
+        return ReadOutput(scores=scores, states=model.final_states(states).astype(jnp.float32))
+
+    return score_rows
 
 
 def _logits(

@@ -24,14 +24,17 @@ from jaxpaged.programs import (
     forward_program,
     history_program,
     sample_program,
+    score_program,
 )
 from jaxpaged.sampling import SamplerMode, build_sampling_input
 from jaxpaged.sampling_adjust import neutral
+from jaxpaged.scoring import ScoringMode
 from jaxpaged.sharding.rules import CACHE_AXES, TENSOR_PARALLEL, replicated, sharding_of
 
 BANNED_WIDTH = 8  # ids a row may ban before min_tokens without a mask
 ADJUSTED_SIZE = 8  # adjusting samplers are there for so many rows, and for the most
 COPY = "copy"  # key of the block-copy program
+SCORE = "score"  # key of the program that scores what is read off prompts
 HISTORY = "history"  # key of the program that begins a slot's history
 
 
@@ -41,14 +44,26 @@ class RunnerSpec:
 
     on_cpu: bool
     num_blocks: int  # the trash block included
+    batch_invariant: bool  # every step runs the same programs at the same sizes, whatever is in it
     max_num_batched_tokens: int
     max_logprobs: int
     cache_dtype: Any
-    batch: BatchShape  # block size, max_num_seqs (M), table width (P), tiles
+    batch: BatchShape  # block size, max_num_seqs (M), max_num_read (Q), table width (P), tiles
+
+    @property
+    def rows_scored(self) -> int:
+        """Positions whose logits are made together: their whole vocabulary is in memory at a time."""
+        return min(32 if self.on_cpu else 128, self.batch.max_num_read)
 
     @property
     def buckets(self) -> Buckets:
-        return Buckets.create(self.max_num_batched_tokens, self.batch.max_num_seqs)
+        create = Buckets.single if self.batch_invariant else Buckets.create
+        return create(self.max_num_batched_tokens, self.batch.max_num_seqs)
+
+    @property
+    def samplers(self) -> tuple[SamplerKey, ...]:
+        """The sampler programs: if they must all compute alike, the one that can do everything."""
+        return sampler_keys(self.buckets)[-1:] if self.batch_invariant else sampler_keys(self.buckets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +132,11 @@ class Recipes:
         self._rows_per_pass = 2 if spec.on_cpu else spec.batch.max_num_seqs
 
     def all(self) -> Mapping[Any, Recipe]:
-        """By key: a token bucket, a SamplerKey or COPY. Backbones take longest, so they come first, largest first."""
+        """By key: a token bucket, a SamplerKey or one of the names. Backbones take longest: first, largest first."""
         buckets = self._spec.buckets
         recipes: dict[Any, Recipe] = {size: self._backbone(size) for size in reversed(buckets.tokens)}
-        recipes |= {key: self.sampler(key) for key in sampler_keys(buckets)}
-        return recipes | {HISTORY: self._history(), COPY: self._copy()}
+        recipes |= {key: self.sampler(key) for key in self._spec.samplers}
+        return recipes | {SCORE: self._scorer(), HISTORY: self._history(), COPY: self._copy()}
 
     def _backbone(self, size: int) -> Recipe:
         step = self._abstract_like(example(size, self._spec.batch))
@@ -142,12 +157,11 @@ class Recipes:
             processors=key.processors,
         )
         vocab_size = self._model.vocab_size
-        hidden = self._abstract((self._spec.batch.max_num_seqs, self._model.hidden_size), self._params[0].dtype)
         inputs = build_sampling_input([], key.size, vocab_size=vocab_size, banned_width=BANNED_WIDTH)
         if key.adjusts:
             inputs = replace(inputs, adjustments=neutral(key.size, vocab_size))
         slots = self._abstract((key.size,), jnp.int32)
-        arguments = (self._params, hidden, self._last_tokens(), slots, self._abstract_like(inputs))
+        arguments = (self._params, self._hidden(), self._last_tokens(), slots, self._abstract_like(inputs))
         if not key.adjusts:
             function = sample_program(self._code, mode, self._whole)
             return Recipe(function=function, arguments=arguments, donate=(), out_shardings=self._whole)
@@ -168,11 +182,29 @@ class Recipes:
             out_shardings=self._whole,
         )
 
+    def _scorer(self) -> Recipe:
+        spec = self._spec
+        mode = ScoringMode(
+            max_logprobs=spec.max_logprobs, rows_per_product=spec.rows_scored, rows_per_pass=self._rows_per_pass
+        )
+        targets = self._abstract((spec.batch.max_num_read,), jnp.int32)
+        count, with_top = self._abstract((), jnp.int32), self._abstract((), jnp.bool_)
+        return Recipe(
+            function=score_program(self._code, mode, self._whole),
+            arguments=(self._params, self._hidden(), targets, count, with_top),
+            donate=(),
+            out_shardings=self._whole,
+        )
+
     def _copy(self) -> Recipe:
         copies = self._abstract((self._spec.batch.max_num_seqs, 2), jnp.int32)
         return Recipe(
             function=copy_program(), arguments=(self._cache, copies), donate=(0,), out_shardings=self._cache_out()
         )
+
+    def _hidden(self) -> jax.ShapeDtypeStruct:
+        batch = self._spec.batch
+        return self._abstract((batch.max_num_seqs + batch.max_num_read, self._model.hidden_size), self._params[0].dtype)
 
     def _last_tokens(self) -> jax.ShapeDtypeStruct:
         return self._abstract((self._spec.batch.max_num_seqs + 1,), jnp.int32)

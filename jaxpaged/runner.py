@@ -17,8 +17,10 @@ from jaxpaged.cache import KVCache, zero_cache
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.plan import RowPlan, StepPlan, StepResult, TokenLogprobs
 from jaxpaged.programs import ModelCode, Programs
-from jaxpaged.recipes import BANNED_WIDTH, COPY, Recipes, RunnerSpec, SamplerKey, choose_sampler, sampler_keys
+from jaxpaged.reading import collect_readings, scoring_input
+from jaxpaged.recipes import BANNED_WIDTH, COPY, SCORE, Recipes, RunnerSpec, SamplerKey, choose_sampler
 from jaxpaged.sampling import SampleOutput, SamplingInput, build_sampling_input
+from jaxpaged.scoring import ReadOutput
 from jaxpaged.sharding.rules import replicated
 
 NOT_FINITE = "the model's logits were not finite"
@@ -31,16 +33,18 @@ class Begun:
     plan: StepPlan
     rows: tuple[RowPlan, ...]
     hidden: jax.Array
+    read: ReadOutput | None  # of the plan's reading_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
-    """A dispatched step: its plan, the rows it samples and the device's answer to come."""
+    """A dispatched step: its plan, the rows it samples and the device's answers to come."""
 
     plan: StepPlan
     rows: tuple[RowPlan, ...]
     output: SampleOutput | None
     failed: dict[int, str]  # sampled rows whose constraint raised, and what
+    read: ReadOutput | None  # of the plan's reading_rows
 
 
 class ModelRunner:
@@ -50,7 +54,7 @@ class ModelRunner:
         self._model, self._spec = model, spec
         self._whole = replicated(mesh)
         self._buckets = spec.buckets
-        self._samplers = sampler_keys(spec.buckets)
+        self._samplers = spec.samplers
         recipes = Recipes(model, code, spec, mesh, abstract_params)
         self._cache_sharding = recipes.cache_sharding
         self.programs = Programs(recipes.all())
@@ -60,6 +64,7 @@ class ModelRunner:
             vocab_size=model.vocab_size,
             num_slots=spec.batch.max_num_seqs,
             whole=self._whole,
+            takes_processors=not spec.batch_invariant,
         )
         self._params: tuple[jax.Array, ...] = ()
         self._cache: KVCache = ()
@@ -90,6 +95,32 @@ class ModelRunner:
             return False
         return True
 
+    def figures(self) -> dict[str, Any]:
+        """Its part of the engine's stats()."""
+        return {
+            "steps": self.num_steps,
+            "computed_tokens": self.num_tokens,
+            "padded_tokens": self.num_padded_tokens,
+            "device_wait_s": self.device_wait_seconds,
+            "programs": len(self.programs.keys),
+            "programs_ready": self.programs.num_ready,
+            "late_compilations": self.programs.late_compilations,
+        }
+
+    @property
+    def params(self) -> tuple[jax.Array, ...]:
+        """The parameters, in the order of the flattened state."""
+        return self._params
+
+    def replace_params(self, params: tuple[jax.Array, ...]) -> None:
+        """Take other parameters for the steps to come, or none; nothing computed before fits them."""
+        self._params = params
+
+    def make_cache(self) -> None:
+        """Take the cache's memory now; done by the next step otherwise."""
+        if not self._cache:
+            self._make_cache()
+
     def drop_cache(self) -> None:
         """Free the cache's memory; the next step makes an empty one. Nothing computed before may be used again."""
         self._cache = ()
@@ -101,8 +132,7 @@ class ModelRunner:
 
     def begin(self, plan: StepPlan) -> Begun:
         """Start a step up to its hidden states; draw() is to follow before the next step begins."""
-        if not self._cache:
-            self._make_cache()
+        self.make_cache()
         if plan.copies:
             self._copy_blocks(plan)
         size = self._buckets.for_tokens(plan.num_tokens)
@@ -111,27 +141,39 @@ class ModelRunner:
         self.num_steps += 1
         self.num_tokens += plan.num_tokens
         self.num_padded_tokens += size
-        return Begun(plan=plan, rows=tuple(row for row in plan.rows if row.samples), hidden=hidden)
+        return Begun(
+            plan=plan,
+            rows=tuple(row for row in plan.rows if row.samples),
+            hidden=hidden,
+            read=self._read(plan, hidden) if plan.reading_rows else None,
+        )
 
     def draw(self, begun: Begun) -> InFlight:
         """Start the sampling of a step that has begun. Constraints must have accepted all earlier tokens."""
         failed: dict[int, str] = {}
         output = self._sample(begun.rows, begun.hidden, failed) if begun.rows else None
         self.programs.read_ahead()
-        return InFlight(plan=begun.plan, rows=begun.rows, output=output, failed=failed)
+        return InFlight(plan=begun.plan, rows=begun.rows, output=output, failed=failed, read=begun.read)
 
     def collect(self, flight: InFlight) -> StepResult:
         """Wait for a step's samples."""
-        out = flight.output
-        if out is None:
-            return StepResult(step=flight.plan.step, token_ids=np.zeros(0, np.int32), logprobs=())
         begun = time.perf_counter()
-        host = jax.device_get(out)
+        readings = collect_readings(flight.plan, flight.read) if flight.read is not None else ()
+        host = jax.device_get(flight.output)
         self.device_wait_seconds += time.perf_counter() - begun
+        if host is None:
+            return StepResult(step=flight.plan.step, token_ids=np.zeros(0, np.int32), logprobs=(), readings=readings)
         count = len(flight.rows)
         logprobs = tuple(_row_logprobs(row, host, i) for i, row in enumerate(flight.rows))
         failed = dict.fromkeys(np.flatnonzero(host.bad[:count]).tolist(), NOT_FINITE) | flight.failed
-        return StepResult(step=flight.plan.step, token_ids=host.token[:count], failed=failed, logprobs=logprobs)
+        return StepResult(
+            step=flight.plan.step, token_ids=host.token[:count], failed=failed, logprobs=logprobs, readings=readings
+        )
+
+    def _read(self, plan: StepPlan, hidden: jax.Array) -> ReadOutput:
+        """What the plan reads off prompts."""
+        asked = scoring_input(plan, self._spec.batch.max_num_read)
+        return self.programs[SCORE](self._params, hidden, *asked)
 
     def _make_cache(self) -> None:
         spec = self._spec
@@ -166,7 +208,7 @@ class ModelRunner:
         inputs = build_sampling_input(narrow, key.size, vocab_size=vocab_size, banned_width=BANNED_WIDTH)
         slots = np.full(key.size, spec.batch.max_num_seqs, np.int32)
         slots[: len(rows)] = [row.slot for row in rows]
-        if adjusts:
+        if key.adjusts:
             return self._sample_adjusted(key, rows, (self._params, hidden, self._last_tokens, slots), inputs, failed)
         output, self._last_tokens = self.programs[key](self._params, hidden, self._last_tokens, slots, inputs)
         return output

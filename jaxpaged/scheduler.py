@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from jaxpaged import scheduler_policy as rules
 from jaxpaged.block_manager import BlockManager
 from jaxpaged.plan import StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status
 from jaxpaged.roster import Roster
 from jaxpaged.scheduler_check import rows_answered
-from jaxpaged.scheduler_policy import LengthLimits, check_sizes, order, sibling_to_share, take, tokens_wanted
 from jaxpaged.scheduler_stats import SchedulerStats
 from jaxpaged.step_builder import StepBuilder
 
@@ -39,8 +39,9 @@ class Scheduler:
         max_model_len: int,
         policy: str,
         enable_prefix_caching: bool,
+        max_num_read: int = 1,  # positions of prompts read in a step, see Request.readout
     ) -> None:
-        check_sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
+        rules.check_sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
         # A running request must be able to get a token in every step: no more of them than the budget has tokens.
         num_slots = min(max_num_seqs, max_num_batched_tokens)
         self._blocks = BlockManager(
@@ -50,9 +51,9 @@ class Scheduler:
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._limits = LengthLimits(max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size)
-        self._roster = Roster(self._blocks, order(policy), num_slots)
+        self._budgets = max_num_batched_tokens, max_num_read
+        self._limits = rules.LengthLimits(max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size)
+        self._roster = Roster(self._blocks, rules.order(policy), num_slots)
         self._waiting, self._running = self._roster.waiting, self._roster.running
         self._in_flight: deque[StepPlan] = deque()
         self._num_steps = 0
@@ -85,9 +86,9 @@ class Scheduler:
             **self._blocks.figures(),
         )
 
-    def check_prompt(self, num_prompt: int) -> None:
+    def check_prompt(self, num_prompt: int, *, generates: bool = True) -> None:
         """Raise ValueError when a prompt of so many tokens can never be served; changes nothing."""
-        self._limits.check_prompt(num_prompt)
+        self._limits.check_prompt(num_prompt, generates=generates)
 
     def add(self, request: Request) -> None:
         """Queue a request. ValueError, and nothing queued, for a prompt that can never fit or an id in use.
@@ -95,7 +96,7 @@ class Scheduler:
         max_tokens is cut to what max_model_len and the whole KV pool leave (the newest token needs no KV), so that
         a request that runs alone always gets its blocks and ends with "length".
         """
-        self.check_prompt(request.num_prompt)
+        self.check_prompt(request.num_prompt, generates=request.generates)
         if self._roster.find(request.request_id) is not None:
             raise ValueError(f"request id {request.request_id!r} is in use; wait for it to finish or take another")
         if request.sibling is not None and request.sibling.prompt_ids != request.prompt_ids:
@@ -130,7 +131,7 @@ class Scheduler:
            When blocks run out the last running request is preempted.
         2. Waiting requests, in order, unless a request was preempted.
         """
-        step = StepBuilder(self._max_num_batched_tokens)
+        step = StepBuilder(*self._budgets)
         self._plan_running(step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -144,14 +145,16 @@ class Scheduler:
         return plan
 
     def absorb(self, result: StepResult) -> list[Request]:
-        """Take in the results of the oldest plan in flight; the requests that were answered or failed, in row order.
+        """Take in the results of the oldest plan in flight; the requests that were answered or ended, in row order.
 
         Tokens of requests that have finished meanwhile, or were forced to others, are dropped; a preempted request
         still gets its token. A request that failed ends with "error", whatever it has got so far stays.
         """
         rows = rows_answered(self._in_flight, result)
-        self._in_flight.popleft()
         updated: list[Request] = []
+        for request, failed in rules.take_readings(self._in_flight.popleft(), result.readings):
+            self.finish(request, FinishReason.ERROR if failed else FinishReason.LENGTH, None)
+            updated.append(request)
         answers = zip(rows, result.token_ids.tolist(), result.logprobs, strict=True)
         for index, (row, token, logprobs) in enumerate(answers):
             if row.request.finished or row.request.disregards_sample():
@@ -208,7 +211,7 @@ class Scheduler:
 
     def _plan_running(self, step: StepBuilder) -> None:
         running = self._running
-        wanted = [tokens_wanted(request) for request in running]
+        wanted = [rules.tokens_wanted(request) for request in running]
         # One token is set aside for each of these that is still to come; there are no more slots than tokens.
         decoding = wanted.count(1)
         index = 0
@@ -217,7 +220,7 @@ class Scheduler:
             index += 1
             if want == 1:
                 decoding -= 1
-            count = want if want <= step.budget - decoding else step.budget - decoding
+            count = step.readable(request, want if want <= step.budget - decoding else step.budget - decoding)
             if count > 0 and self._make_room(request, count, step):
                 step.add(request, count)
 
@@ -243,12 +246,12 @@ class Scheduler:
         index = 0
         while index < len(self._waiting) and step.budget > 0:
             request = self._waiting[index]
-            sibling = sibling_to_share(request)
+            sibling = rules.sibling_to_share(request)
             if request.answer is not None or (sibling is not None and not step.can_share(sibling)):
                 index += 1
                 continue
             # A token still in flight is in no slot that the request could read it from: wait for the host to have it.
-            if request.num_pending or not self._admit(request, sibling, step):
+            if request.on_its_way or not step.reads(request) or not self._admit(request, sibling, step):
                 return
 
     def _admit(self, request: Request, sibling: Request | None, step: StepBuilder) -> bool:
@@ -265,7 +268,7 @@ class Scheduler:
             request.num_cached = computed
         self._waiting.remove(request)
         self._roster.start(request, computed)
-        step.add(request, min(request.num_tokens - computed, step.budget))
+        step.add(request, step.readable(request, min(rules.tokens_wanted(request), step.budget)))
         return True
 
     def _place(self, request: Request, sibling: Request | None, step: StepBuilder) -> int | None:
@@ -281,6 +284,6 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Give a request its next token and end it if that ends it."""
-        end = take(request, token, logprobs)
+        end = rules.take(request, token, logprobs)
         if end is not None:
             self.finish(request, *end)

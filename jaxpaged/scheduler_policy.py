@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxpaged.config import POLICIES
-from jaxpaged.plan import TokenLogprobs
+from jaxpaged.plan import Reading, StepPlan, TokenLogprobs
 from jaxpaged.request import FinishReason, Request, Status, described
 
 
@@ -23,17 +23,18 @@ class LengthLimits:
         """Tokens the whole KV pool holds."""
         return (self.num_blocks - 1) * self.block_size
 
-    def check_prompt(self, num_prompt: int) -> None:
+    def check_prompt(self, num_prompt: int, *, generates: bool) -> None:
         """Raise ValueError when a prompt of so many tokens can never be served."""
         longest = self.max_model_len
         if num_prompt < 1:
             raise ValueError("a prompt must have at least one token, got none; give some text or token ids")
         if num_prompt > longest:
+            bound = "shorter than" if generates else "no longer than"
             raise ValueError(
-                f"a prompt must be shorter than max_model_len={longest} tokens, got {num_prompt}; "
+                f"a prompt must be {bound} max_model_len={longest} tokens, got {num_prompt}; "
                 "shorten it or raise max_model_len"
             )
-        if num_prompt == longest:
+        if num_prompt == longest and generates:
             raise ValueError(
                 f"the prompt has {num_prompt} tokens and max_model_len is {longest}: no room is left for an "
                 "output token; shorten it or raise max_model_len"
@@ -72,7 +73,11 @@ def order(policy: str) -> Callable[[Request], tuple[int, int]]:
 
 
 def tokens_wanted(request: Request) -> int:
-    """Tokens a running request has to compute; none once its last output, or a beam's answer, is in flight."""
+    """Tokens a running request has to compute; none once its last output, a beam's answer or all of its readout
+    is in flight.
+    """
+    if not request.generates:
+        return request.num_needed - request.num_computed
     outputs = request.num_outputs
     if outputs >= request.max_tokens or (request.lockstep and request.num_pending):
         return 0
@@ -99,6 +104,24 @@ def take(request: Request, token: int, logprobs: TokenLogprobs | None) -> tuple[
     except Exception as error:  # of its constraint: nobody else's affair
         request.error = described(error)
         return FinishReason.ERROR, None
+
+
+def take_readings(plan: StepPlan, readings: Sequence[Reading]) -> list[tuple[Request, bool]]:
+    """Hand a step's readings to their requests: (request, whether its numbers are no good) of those that end now.
+
+    A request that has finished meanwhile gets nothing more.
+    """
+    ended: list[tuple[Request, bool]] = []
+    for row, reading in zip(plan.reading_rows, readings, strict=True):
+        request = row.request
+        if request.finished or request.readout is None:
+            continue
+        request.readings.append(reading)
+        if reading.failed:
+            request.error = "what was read off the prompt was not finite"
+        if reading.failed or (not request.generates and row.read.stop == request.readout.stop):
+            ended.append((request, reading.failed))
+    return ended
 
 
 def ending(request: Request) -> tuple[FinishReason, int | None] | None:

@@ -30,7 +30,7 @@ class ForwardInput:
 
 @runtime_checkable
 class CausalLM(Protocol):
-    """The interface of a model: a Flax NNX module with these two methods, compiled apart (see jaxpaged.programs)."""
+    """The interface of a model: a Flax NNX module with these methods, compiled apart (see jaxpaged.programs)."""
 
     config: ModelConfig
 
@@ -38,6 +38,10 @@ class CausalLM(Protocol):
         self, step: ForwardInput, cache: tuple[KVPair, ...], backend: str
     ) -> tuple[Float[Array, "T D"], tuple[KVPair, ...]]:
         """Hidden states before the final norm, and the cache with this step's keys and values."""
+        ...
+
+    def final_states(self, hidden: Float[Array, "S D"]) -> Float[Array, "S D"]:
+        """The backbone's hidden states after the final norm: what embeddings are made of."""
         ...
 
     def logits(self, hidden: Float[Array, "S D"]) -> Float[Array, "S V"]:

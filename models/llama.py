@@ -85,10 +85,14 @@ class Llama(nnx.Module):
             written.append(kv)
         return x, tuple(written)
 
+    def final_states(self, hidden: Float[Array, "S D"]) -> Float[Array, "S D"]:
+        """The backbone's hidden states after the final norm."""
+        return self.final_norm(hidden)
+
     def logits(self, hidden: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Float32 logits of hidden states taken from the backbone."""
         head = self.embed_vd if self.head_vd is None else self.head_vd
-        return linear(self.final_norm(hidden), head[...], None).astype(jnp.float32)
+        return linear(self.final_states(hidden), head[...], None).astype(jnp.float32)
 
     def _rope(self, step: ForwardInput) -> tuple[Float[Array, "T h"], Float[Array, "T h"]]:
         rope, head_dim = self.config.rope, self.config.head_dim

@@ -38,6 +38,7 @@ WITH_PROGRAMS = [path for path in DOCUMENTS if any(block.language == "python" fo
 WITH_COMMANDS = [path for path in DOCUMENTS if any(block.language == "bash" for block in blocks_of(path))]
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 GRAPHS = ROOT / "docs" / "graphs.md"
+REINFORCEMENT = ROOT / "docs" / "reinforcement-learning.md"
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -81,6 +82,9 @@ def test_programs_run(path: Path, small_demo: None) -> None:
     if path == GRAPHS:
         require_compiler()
     namespace = run_programs(path)
+    if path == REINFORCEMENT:
+        rewards = namespace["rewards"]
+        assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1, rewards
     if path == CONFIGURATION:
         documented = [row[0] for row in table_rows(section_of(path, "Statistics"))]
         assert sorted(documented) == sorted(namespace["llm"].stats())

@@ -112,8 +112,9 @@ def test_a_request_with_broken_logits_ends_with_error_and_leaves_nothing_to_hit(
     bad, good = (loop.add(make_request(name, [i] * 9)) for i, name in enumerate("ab"))
     loop.schedule()
     result = loop.flight.popleft()
-    assert loop.scheduler.absorb(dataclasses.replace(result, failed={0: "not finite"})) == [bad, good]
+    assert loop.scheduler.absorb(dataclasses.replace(result, failed={0: "broken"})) == [bad, good]
     loop.scheduler.check()
-    assert bad.finish_reason == FinishReason.ERROR and bad.output_ids == [] and not good.finished
+    assert (bad.finish_reason, bad.error) == (FinishReason.ERROR, "broken")
+    assert bad.output_ids == [] and not good.finished
     loop.finish()
     assert [r.num_cached for r in serve(loop, [0] * 9, [1] * 9)] == [0, 8]

@@ -39,6 +39,7 @@ SHAPES = st.fixed_dictionaries(
         "max_model_len": st.integers(6, 40),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "enable_prefix_caching": st.sampled_from([True, True, True, False]),
+        "max_num_read": st.integers(1, 8),
     }
 )
 ASKS = st.fixed_dictionaries(
@@ -47,6 +48,7 @@ ASKS = st.fixed_dictionaries(
         "min_tokens": st.integers(0, 3),
         "priority": st.integers(0, 2),
         "cache_key": st.sampled_from([b"", b"", b"", b"salt"]),
+        "reads": st.sampled_from([None, None, None, "prompt", "score", "embed"]),
     }
 )
 
@@ -70,6 +72,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prompt=st.lists(ALPHABET, min_size=1, max_size=12), asks=ASKS, n=st.integers(2, 4))
     def add_family(self, prompt: list[int], asks: dict, n: int) -> None:
+        asks["reads"] = asks["reads"] and "prompt"  # what generates nothing has no samples
         first = self.walk.add(prompt, asks, None)
         for _ in range(n - 1):
             self.walk.add(prompt, asks, first)
@@ -159,6 +162,7 @@ def test_no_long_run_breaks_a_block(seed: int) -> None:
         "max_model_len": 40,
         "policy": ("fcfs", "priority")[seed % 2],
         "enable_prefix_caching": True,
+        "max_num_read": 3,
     }
     walk = Walk(shape, counts)
     sample = sampler(seed)
@@ -170,6 +174,7 @@ def test_no_long_run_breaks_a_block(seed: int) -> None:
                 "min_tokens": 0,
                 "priority": draw.randint(0, 2),
                 "cache_key": b"",
+                "reads": draw.choice([None, None, None, "prompt"]),
             }
             if draw.random() < 0.2:
                 walk.add_beams(prompt, asks, draw.randint(1, 6))

@@ -105,7 +105,11 @@ before = dict(os.environ), logging.root.handlers[:], signal.getsignal(signal.SIG
 import jaxpaged
 names = [module.name for module in pkgutil.walk_packages(jaxpaged.__path__, "jaxpaged.")]
 for name in names:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != "lm_eval":  # an extra
+            raise
 assert len(names) > 5, names
 assert (dict(os.environ), logging.root.handlers[:], signal.getsignal(signal.SIGINT)) == before
 assert threading.active_count() == 1, threading.enumerate()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxpaged.plan import RowPlan, StepPlan, StepResult, TokenLogprobs
+from jaxpaged.plan import Reading, RowPlan, StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import Request
 
 ANSWER = TokenLogprobs(
@@ -113,7 +113,8 @@ class DeviceModel:
         self._check_ownership(plan)
         tokens = [self._sample(row, sample) for row in plan.rows if row.samples]
         logprobs = tuple(ANSWER if row.request.lockstep else None for row in plan.rows if row.samples)
-        return StepResult(step=plan.step, token_ids=np.array(tokens, np.int32), logprobs=logprobs)
+        readings = tuple(self._read(row) for row in plan.reading_rows)
+        return StepResult(step=plan.step, token_ids=np.array(tokens, np.int32), logprobs=logprobs, readings=readings)
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.rows, "an empty plan"
@@ -152,7 +153,8 @@ class DeviceModel:
         if row.request in before:
             assert row.start == before[row.request], "computed positions have a gap or overlap"
             assert row.slot == self.slots[row.request], "a row changed its slot"
-        assert row.samples == (row.kv_len == len(sequence.tokens)), "sampled too early, or not at all"
+        complete = row.request.generates and row.kv_len == len(sequence.tokens)
+        assert row.samples == complete, "sampled too early, or not at all"
         tokens = row.tokens.tolist()
         if row.token_on_device:
             assert row.samples, "a token on the device is the newest token"
@@ -193,6 +195,14 @@ class DeviceModel:
                 owners[block] = (i, end, mark)
         assert not plan.block_tables[idle].any(), "a slot nobody uses holds blocks"
         self.num_held = len(owners)
+
+    def _read(self, row: RowPlan) -> Reading:
+        """What is read tells which positions these were, in place of log-probabilities."""
+        readout = row.request.readout
+        assert readout is not None, "a request that asked for nothing is read"
+        assert row.start <= row.read.start and row.read.stop <= row.kv_len, "a position is read that is not computed"
+        assert readout.first <= row.read.start and row.read.stop <= readout.stop, "a position is read unasked"
+        return Reading(count=len(row.read), logprobs=np.array(row.read))
 
     def _sample(self, row: RowPlan, sample: Callable[[Request], int]) -> int:
         token = sample(row.request)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxpaged.plan import StepPlan, StepResult
-from jaxpaged.request import FinishReason, Request, Status
+from jaxpaged.request import FinishReason, Readout, Request, Status
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
 from tests.support.device_model import DeviceModel
@@ -26,6 +26,15 @@ def sampler(seed: int) -> Callable[[], int]:
     """Random tokens, now and then one that ends a request."""
     draw = random.Random(seed)
     return lambda: draw.choices([0, 1, EOS, STOP], [10, 10, 1, 1])[0]
+
+
+def readout_of(kind: str | None, num_prompt: int) -> Readout | None:
+    """What a request of this kind reads off a prompt."""
+    if kind == "embed" or (kind == "score" and num_prompt == 1):
+        return Readout(first=0, stop=num_prompt, scores=False)
+    if kind == "score":
+        return Readout(first=(num_prompt - 1) // 2, stop=num_prompt - 1, scores=True)
+    return Readout(first=0, stop=num_prompt - 1, scores=True) if kind == "prompt" and num_prompt > 1 else None
 
 
 @dataclass(kw_only=True)
@@ -85,10 +94,12 @@ class Walk:
             cache_key=asks["cache_key"],
             sibling=sibling,
             lockstep=lockstep,
+            readout=readout_of(asks["reads"], len(prompt)) if sibling is None else None,
+            generates=asks["reads"] in (None, "prompt"),
         )
         self.made += 1
         longest = self.shape["max_model_len"]
-        if len(prompt) >= longest or len(prompt) > self.pool:
+        if len(prompt) >= longest + (not request.generates) or len(prompt) > self.pool:
             waiting = self.scheduler.num_waiting
             with pytest.raises(ValueError, match="prompt"):
                 self.scheduler.add(request)
@@ -98,7 +109,8 @@ class Walk:
         self.device.add(request)
         self.live.append(request)
         self.received[request] = []
-        self.limits[request] = min(asks["max_tokens"], longest - len(prompt), self.pool + 1 - len(prompt))
+        most = min(asks["max_tokens"], longest - len(prompt), self.pool + 1 - len(prompt))
+        self.limits[request] = most if request.generates else 0
         return request
 
     def add_beams(self, prompt: list[int], asks: dict[str, Any], width: int) -> None:
@@ -181,6 +193,12 @@ class Walk:
         plan, tables, result = self.flight.popleft()
         assert (plan.block_tables == tables).all(), "a plan in flight was changed"
         expected: list[Request] = []
+        for row in plan.reading_rows:
+            readout = row.request.readout
+            assert readout is not None
+            if row.request in self.live and row.read.stop == readout.stop and not row.request.generates:
+                expected.append(row.request)
+                self._drop(row.request)
         sampling = [row.request for row in plan.rows if row.samples]
         for request, token in zip(sampling, result.token_ids.tolist(), strict=True):
             if request in self.live:
@@ -190,6 +208,10 @@ class Walk:
         assert self.scheduler.absorb(result) == expected
         for request in expected:
             assert request.output_ids == self.received[request], "a token is missing, doubled or foreign"
+            if request.readout is not None:
+                wanted = range(request.readout.first, request.readout.stop)
+                read = [position for reading in request.readings for position in reading.logprobs]
+                assert read == list(wanted), "a position was not read, or twice, before the request got on"
             assert request.finished == (request not in self.live)
         self.counts["absorb"] += 1
         self.choose()
@@ -219,7 +241,7 @@ class Walk:
 
     def drain(self, sample: Callable[[], int]) -> None:
         """Everything still queued ends within a bounded number of steps, and all blocks come back."""
-        work = sum(self.limits[r] + r.num_prompt for r in self.live)
+        work = sum(self.limits[r] + 2 * r.num_prompt for r in self.live)
         for _ in range(20 + 4 * work * (8 + len(self.live))):
             if not self.live:
                 break
