@@ -11,6 +11,7 @@ import pytest
 import jaxpaged
 from jaxpaged.outputs import CompletionOutput
 from jaxpaged.sampling_params import SamplingParams
+from jaxpaged.structured_outputs import GrammarConstraint
 from jaxpaged.structured_params import StructuredOutputsParams
 from tests.support.driving import Arrival, answers, run_arrivals
 from tests.support.engines import small_llm
@@ -175,6 +176,30 @@ def test_a_dead_end_is_the_requests_own(llm: jaxpaged.LLM, solo: list[Completion
     found = answers(llm, [PROMPTS[0], *PROMPTS], [dead, *mixed()])
     assert (found[0].finish_reason, list(found[0].token_ids)) == ("error", [])
     assert facts(found[1:]) == facts(solo)
+
+
+def test_looking_ahead_that_raises_is_the_requests_own(
+    llm: jaxpaged.LLM, solo: list[CompletionOutput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended all requests of the step."""
+    marked = structured("regex", seed=1)
+    original = GrammarConstraint.forced
+    calls = iter(range(100_000))
+
+    def forced(self: GrammarConstraint) -> list[int]:
+        if next(calls) == 3:
+            raise RuntimeError("no way ahead")
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GrammarConstraint, "forced", forced)
+        found = answers(llm, [PROMPTS[0], *PROMPTS], [marked, *mixed()])
+    failed = [index for index, each in enumerate(found) if each.finish_reason == "error"]
+    assert [found[index].error for index in failed] == ["RuntimeError: no way ahead"]
+    others = [
+        (one, other) for index, (one, other) in enumerate(zip(solo, found[1:], strict=True), 1) if index not in failed
+    ]
+    assert facts([one for one, _ in others]) == facts([other for _, other in others])
 
 
 def test_what_cannot_be_compiled_is_refused_and_nothing_is_queued(llm: jaxpaged.LLM) -> None:
