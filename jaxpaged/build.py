@@ -74,12 +74,14 @@ def load(config: EngineConfig) -> Loaded:
     )
 
 
-def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer:
-    """The one that the configuration names, or the checkpoint's own.
+def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer that the config names, by default the checkpoint's own; None where it wants none.
 
     Raises: ValueError where there is none, or none that can be used.
     """
     name = config.tokenizer
+    if config.skip_tokenizer_init:
+        return None
     if name is None:
         return checkpoint.tokenizer()
     if name.endswith(".gguf"):

@@ -83,14 +83,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _want(isinstance(self.model, str) and bool(self.model), "model", "a path or model name", self.model)
-        for name in (
-            "tokenizer",
-            "tokenizer_revision",
-            "revision",
-            "hf_token",
-            "download_dir",
-            "compilation_cache_dir",
-        ):
+        texts = ("tokenizer", "tokenizer_revision", "revision", "hf_token", "download_dir", "compilation_cache_dir")
+        for name in texts:
             value = getattr(self, name)
             _want(value is None or (isinstance(value, str) and bool(value)), name, "a non-empty string or None", value)
         for name in (f.name for f in dataclasses.fields(self) if f.type == "bool"):

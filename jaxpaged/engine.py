@@ -36,7 +36,7 @@ class Engine:
         self.limits = loaded.limits
         self.model_config = loaded.checkpoint.config
         self.generation_config = loaded.checkpoint.generation_config
-        self.tokenizer = None if config.skip_tokenizer_init else open_tokenizer(config, loaded.checkpoint)
+        self.tokenizer = open_tokenizer(config, loaded.checkpoint)
         self._start_seconds = {"load": loaded.load_seconds, "compile": loaded.compile_seconds}
         self._runner = loaded.runner
         self._scheduler = Scheduler(
