@@ -32,7 +32,7 @@ $(RUN): pyproject.toml
 	        echo "$$found cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; \
 	        exit 1; }; }
 	@echo "Installing into $(VENV): minutes the first time"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[cpu]'
 	@touch $@
 
 $(CHECK): $(RUN)

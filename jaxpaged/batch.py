@@ -38,8 +38,13 @@ class Buckets:
 
     @classmethod
     def create(cls, max_num_batched_tokens: int, max_num_seqs: int) -> Buckets:
-        """1 for the single stream, 8, and powers of two from 32 up to the limit itself: each costs seconds at start."""
-        return cls(tokens=_sizes(max_num_batched_tokens), samples=_sizes(min(max_num_seqs, max_num_batched_tokens)))
+        """1 for the single stream, 8, and powers of two from 32 up to the limit itself: each costs a second at start.
+
+        Steps also have 16 and 48: with few tokens most of a step's time goes with their number.
+        """
+        tokens, samples = _sizes(max_num_batched_tokens), _sizes(min(max_num_seqs, max_num_batched_tokens))
+        between = (size for size in (16, 48) if size < max_num_batched_tokens)
+        return cls(tokens=tuple(sorted({*tokens, *between})), samples=samples)
 
     def for_tokens(self, count: int) -> int:
         """Smallest token bucket that holds count."""

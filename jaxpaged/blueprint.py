@@ -15,7 +15,14 @@ from jaxpaged.cache import Device, count_blocks
 from jaxpaged.config import EngineConfig
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.registry import family_of
-from jaxpaged.pallas_kernels import TileConfig, WorkConfig, gpu_work_config, implementations, target_of
+from jaxpaged.pallas_kernels import (
+    TileConfig,
+    WorkConfig,
+    gpu_work_config,
+    hopper_work_config,
+    implementations,
+    target_of,
+)
 from jaxpaged.programs import ModelCode
 from jaxpaged.recipes import Recipes, RunnerSpec
 from jaxpaged.sharding.mesh import MODEL_AXIS
@@ -89,6 +96,7 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
     parameters = _parameters(state, mesh)
     weights = sum(parameter.bytes_per_device(dtype) for parameter in parameters)
     limits = resolve_limits(config, model, cache_dtype, device, weights)
+    backend = _attention_backend(config.attention_backend, mesh)
     spec = RunnerSpec(
         on_cpu=device.platform == "cpu",
         num_blocks=limits.num_blocks,
@@ -100,13 +108,17 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
             max_num_seqs=limits.max_num_seqs,
             table_width=_table_width(limits.max_model_len, config.block_size),
             tiles=CPU_TILES,
-            work=_work_config(model, config.block_size, cache_dtype, device, mesh),
+            work=_work_config(backend, model, config.block_size, cache_dtype, device, mesh),
         ),
     )
-    code = ModelCode(
-        graphdef=graphdef, params_tree=jax.tree.structure(state), attention_backend=config.attention_backend
-    )
+    code = ModelCode(graphdef=graphdef, params_tree=jax.tree.structure(state), attention_backend=backend)
     return Blueprint(model=model, dtype=dtype, limits=limits, code=code, spec=spec, parameters=parameters, mesh=mesh)
+
+
+def _attention_backend(wanted: str, mesh: Mesh | AbstractMesh) -> str:
+    """ "auto" stays so on one device. XLA cannot cut a call into foreign code: over several CPUs it is "tiled"."""
+    split_cpu = mesh.size > 1 and isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu"
+    return "tiled" if wanted == "auto" and split_cpu else wanted
 
 
 def resolve_dtype(wanted: str, checkpoint: str, platform: str) -> Any:
@@ -160,12 +172,13 @@ def _table_width(max_model_len: int, block_size: int) -> int:
 
 
 def _work_config(
-    model: ModelConfig, block_size: int, cache_dtype: Any, device: Device, mesh: Mesh | AbstractMesh
+    backend: str, model: ModelConfig, block_size: int, cache_dtype: Any, device: Device, mesh: Mesh | AbstractMesh
 ) -> WorkConfig | None:
-    """What the GPU kernels' work lists are made for: the heads and the SMs of one device. None on CPU."""
+    """What the GPU kernels' work lists are made for: the kernel, the heads and the SMs of one device. None on CPU."""
     if device.platform != "gpu":
         return None
-    return gpu_work_config(
+    choose = hopper_work_config if backend == "mosaic" else gpu_work_config
+    return choose(
         target_of(device),
         groups=model.num_heads // model.num_kv_heads,
         num_kv_heads=model.num_kv_heads // mesh.shape[MODEL_AXIS],

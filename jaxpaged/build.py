@@ -10,13 +10,14 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from tqdm import tqdm
 
 from jaxpaged.blueprint import Blueprint, Limits, draw_blueprint
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
-from jaxpaged.models.weights import Checkpoint, ignorable_tensors, load_weights, open_checkpoint
+from jaxpaged.models.weights import Checkpoint, Slot, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.models.weights.hub import fetch_snapshot, is_hub_id
 from jaxpaged.runner import ModelRunner
 from jaxpaged.sharding.mesh import make_mesh
@@ -50,7 +51,7 @@ def load(config: EngineConfig) -> Loaded:
     runner = ModelRunner(model, plan.code, plan.spec, mesh, plan.abstract_params)
     warm = WarmStart(cache, processor_name(mesh.devices.flat[0]), model, plan.code, plan.spec, mesh)
     if config.warmup and not warm.ready:
-        runner.programs.start(os.cpu_count() or 1, smallest_first=False, on_disk=False)
+        runner.programs.start(os.cpu_count() or 1)
     begun = time.perf_counter()
     if config.load_format == "dummy":
         runner.load(_random_weights(plan, config.seed))
@@ -59,8 +60,7 @@ def load(config: EngineConfig) -> Loaded:
     checkpoint.source.close()
     loaded = time.perf_counter()
     if config.warmup and warm.ready:
-        # read from the cache while the first requests run
-        runner.programs.start(1, smallest_first=True, on_disk=True)
+        runner.programs.expect_on_disk()
     elif config.warmup:
         with _ProgressBar(config, "compiling programs") as progress:
             runner.programs.finish(progress)
@@ -106,11 +106,24 @@ def _checkpoint_weights(config: EngineConfig, plan: Blueprint, checkpoint: Check
         arrays = load_weights(
             family_of(model).slots(model),
             checkpoint.source,
-            lambda slot, host: jax.device_put(host.astype(plan.dtype, copy=False), shardings[slot.path]),
+            lambda slot, host: jax.device_put(_cast(slot, host, plan.dtype), shardings[slot.path]),
             ignorable_tensors(model),
             progress,
         )
     return tuple(arrays[parameter.path] for parameter in plan.parameters)
+
+
+def _cast(slot: Slot, host: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Infinities of the checkpoint stay; a number that would become one is an error."""
+    try:
+        with np.errstate(over="raise"):
+            return host.astype(dtype, copy=False)
+    except FloatingPointError:
+        largest = np.abs(host[np.isfinite(host)]).max()
+        raise ValueError(
+            f"{', '.join(slot.names)}: wanted values that {dtype.name} can hold, got {largest:.4g}; "
+            "load the model with dtype='bfloat16' or 'float32'"
+        ) from None
 
 
 def _random_weights(plan: Blueprint, seed: int) -> tuple[jax.Array, ...]:

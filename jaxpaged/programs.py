@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,8 +128,8 @@ class Programs:
         self._recipes = dict(recipes)
         self._compiled: dict[Any, jax.stages.Compiled] = {}
         self._futures: dict[Any, Future[jax.stages.Compiled]] = {}
+        self._on_disk = self._reading = False
         self._late: list[Any] = []  # keys of what was compiled at its first use, or was lost from the disk
-        self._on_disk = False  # whether programs are to be read, not compiled
 
     def add(self, key: Any, recipe: Recipe) -> None:
         """One more program, compiled at its first use."""
@@ -140,24 +140,40 @@ class Programs:
         self._recipes.pop(key, None)
         self._compiled.pop(key, None)
 
-    def start(self, threads: int, *, smallest_first: bool, on_disk: bool) -> None:
-        """Begin to compile everything in the background, in the recipes' order or against it.
+    def start(self, threads: int) -> None:
+        """Begin to compile everything in the background, in the recipes' order."""
+        self._submit(self._recipes, threads)
 
-        on_disk: all should be in the persistent cache; what has to be compiled all the same counts as late.
+    def expect_on_disk(self) -> None:
+        """They are in the persistent cache: each is read when it is first used, or by read_ahead().
+
+        What has to be compiled all the same counts as late.
         """
-        self._on_disk = on_disk
-        order = list(self._recipes.items())
+        self._on_disk = True
+
+    def read_ahead(self) -> None:
+        """Begin to read, smallest first, what no request has wanted yet. Once the first step is on its way, not before:
+        reading holds Python's lock, which the programs of that step want themselves."""
+        if self._on_disk and not self._reading:
+            self._reading = True
+            self._submit([key for key in reversed(self._recipes) if key not in self._compiled], 1)
+
+    def _submit(self, keys: Iterable[Any], threads: int) -> None:
         old = threading.stack_size(STACK_BYTES)
         try:
             pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
-            for key, recipe in reversed(order) if smallest_first else order:
-                self._futures[key] = pool.submit(self._make, key, recipe)
+            for key in keys:
+                self._futures[key] = pool.submit(self._make, key)
         finally:
             threading.stack_size(old)
         pool.shutdown(wait=False)
 
     def finish(self, progress: Callable[[int, int], None]) -> None:
-        """Wait for what start() began; progress(done, total) after each. Raises what a compilation raised."""
+        """Wait until every program that was begun or is on disk is there; progress(done, total) after each.
+
+        Raises what a compilation raised.
+        """
+        self.read_ahead()
         total = len(self._futures)
         for done, key in enumerate(tuple(self._futures), start=1):
             self._compiled[key] = self._futures.pop(key).result()
@@ -172,15 +188,16 @@ class Programs:
 
     def _obtain(self, key: Any) -> jax.stages.Compiled:
         future = self._futures.pop(key, None)
-        if future is None:
+        if future is not None and not future.cancel():
+            return future.result()
+        if future is None and not self._on_disk:
             self._late.append(key)
-            return self._recipes[key].compile()
-        return self._make(key, self._recipes[key]) if future.cancel() else future.result()
+        return self._make(key)
 
-    def _make(self, key: Any, recipe: Recipe) -> jax.stages.Compiled:
+    def _make(self, key: Any) -> jax.stages.Compiled:
         """On any thread."""
         with watch_cache() as watch:
-            program = recipe.compile()
+            program = self._recipes[key].compile()
         if self._on_disk and watch.num_misses:
             self._late.append(key)
         return program

@@ -117,6 +117,7 @@ class ModelRunner:
         """Start the sampling of a step that has begun. Constraints must have accepted all earlier tokens."""
         failed: dict[int, str] = {}
         output = self._sample(begun.rows, begun.hidden, failed) if begun.rows else None
+        self.programs.read_ahead()
         return InFlight(plan=begun.plan, rows=begun.rows, output=output, failed=failed)
 
     def collect(self, flight: InFlight) -> StepResult:

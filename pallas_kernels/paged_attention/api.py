@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxpaged.pallas_kernels.paged_attention.batch import NO_EXTRAS, AttentionBatch, AttentionExtras, AttentionSpec
 from jaxpaged.pallas_kernels.paged_attention.call import AttentionCall
+from jaxpaged.pallas_kernels.paged_attention.cpu.op import numba_obstacle, paged_attention_numba
 from jaxpaged.pallas_kernels.paged_attention.mosaic import mosaic_obstacle, paged_attention_mosaic
 from jaxpaged.pallas_kernels.paged_attention.reference import paged_attention_reference
 from jaxpaged.pallas_kernels.paged_attention.tiled import paged_attention_tiled
@@ -37,6 +38,7 @@ _IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             run=lambda *args, interpret: paged_attention_tiled(*args),
             obstacle=_no_obstacle,
         ),
+        "numba": Implementation(run=paged_attention_numba, obstacle=numba_obstacle),
         "triton": Implementation(run=paged_attention_triton, obstacle=obstacle),
         "mosaic": Implementation(run=paged_attention_mosaic, obstacle=mosaic_obstacle),
         "reference": Implementation(
@@ -46,7 +48,7 @@ _IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
     }
 )
 # What "auto" tries, in order. "mosaic" joins it for Hopper once it measures faster.
-_AUTOMATIC: Mapping[str, tuple[str, ...]] = MappingProxyType({"gpu": ("triton",)})
+_AUTOMATIC: Mapping[str, tuple[str, ...]] = MappingProxyType({"gpu": ("triton",), "cpu": ("numba", "tiled")})
 _AUTOMATIC_ELSEWHERE = ("tiled",)
 
 
@@ -86,7 +88,8 @@ def paged_attention(
             extras; the keys of this step's own tokens are already written.
         batch: rows, tables and work lists, the same for every layer.
         spec: scale, window and soft cap of this layer.
-        implementation: one of implementations(), or "auto": "triton" on GPUs, "tiled" elsewhere.
+        implementation: one of implementations(), or "auto": "triton" on GPUs; "numba" on a CPU where it can
+            serve, "tiled" elsewhere. "numba" wants every array on one device.
         extras: attention sinks, ALiBi slopes, the cache's scales.
         interpret: run GPU kernels in Pallas' interpreter, on any platform; for tests.
 

@@ -123,14 +123,12 @@ def test_physical_places_do_not_matter(name):
     case = make_case(suited(replace(DECODE, cache_dtype="int8", dtype="bfloat16"), name))
     order = np.random.default_rng(1).permutation(case.k.shape[0])  # new block i is old block order[i]
     tables = jnp.asarray(np.argsort(order).astype(np.int32))[case.batch.block_tables]
-    extras = case.extras
-    assert extras.k_scale is not None
-    assert extras.v_scale is not None
+    k_scale, v_scale = (None if scale is None else scale[order] for scale in (case.extras.k_scale, case.extras.v_scale))
     moved = replace(
         case,
         k=case.k[order],
         v=case.v[order],
-        extras=replace(extras, k_scale=extras.k_scale[order], v_scale=extras.v_scale[order]),
+        extras=replace(case.extras, k_scale=k_scale, v_scale=v_scale),
         batch=replace(case.batch, block_tables=tables),
     )
     np.testing.assert_array_equal(run(case, name), run(moved, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import jax
@@ -36,7 +37,9 @@ def call(shape: Shape, *, interpret: bool = False, cache_blocks: int | None = No
 
 
 def test_auto_follows_the_device():
-    assert choose_implementation("auto", CPU, call(SHAPE)) == "tiled"
+    assert choose_implementation("auto", CPU, call(SHAPE)) == "numba"
+    assert choose_implementation("auto", CPU, call(replace(SHAPE, head_dim=24))) == "tiled"
+    assert choose_implementation("auto", CPU, call(replace(SHAPE, cache_dtype="int8"))) == "tiled"
     assert choose_implementation("auto", A100, call(SHAPE)) == "triton"
     assert choose_implementation("reference", H200, call(SHAPE)) == "reference"
     assert choose_implementation("triton", CPU, call(SHAPE, interpret=True)) == "triton"
@@ -55,6 +58,13 @@ def test_auto_follows_the_device():
 def test_why_none_fits_is_said(name, target, changes, why):
     with pytest.raises(ValueError, match=why):
         choose_implementation(name, target, call(replace(SHAPE, **changes)))
+
+
+def test_without_numba_the_rest_serves(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert choose_implementation("auto", CPU, call(SHAPE)) == "tiled"
+    with pytest.raises(ValueError, match=r"pip install 'jaxpaged\[cpu\]'"):
+        choose_implementation("numba", CPU, call(SHAPE))
 
 
 def test_a_batch_without_work_list_is_refused():

@@ -72,7 +72,12 @@ def gpu_tile(*, query_rows: int = 16, kv: int = 32, occupancy: int = 1) -> GpuTi
 
 
 def suited(shape: Shape, implementation: str) -> Shape:
-    """The shape as the implementation wants it: "tiled" takes rows of one query first, and finite values."""
+    """The shape as the implementation wants it.
+
+    "numba" computes in float32 alone; "tiled" takes rows of one query first, and finite values.
+    """
+    if implementation == "numba":
+        return replace(shape, dtype="float32", cache_dtype=None)
     if implementation != "tiled":
         return shape
     rows = sorted(zip(shape.counts, shape.lens, strict=True), key=lambda row: row[0] != 1)
