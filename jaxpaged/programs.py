@@ -148,8 +148,8 @@ class Programs:
         self._recipes = dict(recipes)
         self._compiled: dict[Any, jax.stages.Compiled] = {}
         self._futures: dict[Any, Future[jax.stages.Compiled]] = {}
-        self._late: list[Any] = []  # keys of what was compiled at its first use, or was lost from the disk
         self._on_disk = self._reading = False
+        self._late: list[Any] = []  # keys of what was compiled at its first use, or was lost from the disk
 
     def add(self, key: Any, recipe: Recipe) -> None:
         """One more program, compiled at its first use."""
@@ -165,8 +165,10 @@ class Programs:
         self._submit(self._recipes, threads)
 
     def expect_on_disk(self) -> None:
-        """They are in the persistent cache: each is read when it is first used, or by read_ahead();
-        what has to be compiled all the same counts as late."""
+        """They are in the persistent cache: each is read when it is first used, or by read_ahead().
+
+        What has to be compiled all the same counts as late.
+        """
         self._on_disk = True
 
     def read_ahead(self) -> None:
@@ -181,7 +183,7 @@ class Programs:
         try:
             pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
             for key in keys:
-                self._futures[key] = pool.submit(self._make, key, self._recipes[key])
+                self._futures[key] = pool.submit(self._make, key)
         finally:
             threading.stack_size(old)
         pool.shutdown(wait=False)
@@ -210,12 +212,12 @@ class Programs:
             return future.result()
         if future is None and not self._on_disk:
             self._late.append(key)
-        return self._make(key, self._recipes[key])
+        return self._make(key)
 
-    def _make(self, key: Any, recipe: Recipe) -> jax.stages.Compiled:
+    def _make(self, key: Any) -> jax.stages.Compiled:
         """On any thread."""
         with watch_cache() as watch:
-            program = recipe.compile()
+            program = self._recipes[key].compile()
         if self._on_disk and watch.num_misses:
             self._late.append(key)
         return program

@@ -92,7 +92,7 @@ def test_programs_run(path: Path, small_demo: None) -> None:
 
 def test_there_are_programs_and_commands() -> None:
     """Were the blocks not found, nothing below would be checked."""
-    pages = {"docs/generate.md", "docs/sampling.md", "docs/configuration.md", "docs/models.md"}
+    pages = {"docs/async.md", "docs/generate.md", "docs/sampling.md", "docs/configuration.md", "docs/models.md"}
     assert {"README.md", *pages} <= {name_of(path) for path in WITH_PROGRAMS}
     assert {"README.md", "docs/cli.md", "docs/benchmarks.md"} <= {name_of(path) for path in WITH_COMMANDS}
 
