@@ -70,16 +70,24 @@ class AdjustedRows:
         if processor in self._checked:
             return
         vocab_size = self._vocab_size
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        history = TokenHistory(
-            output_counts=jax.ShapeDtypeStruct((vocab_size,), jnp.int32),
-            in_prompt=jax.ShapeDtypeStruct((vocab_size,), jnp.bool_),
-            num_prompt=number,
-            num_outputs=number,
-            last_token=number,
-        )
+
+        def call(counts: jax.Array, number: jax.Array, logits: jax.Array) -> Any:
+            history = TokenHistory(
+                output_counts=counts,
+                in_prompt=counts > 0,
+                num_prompt=number,
+                num_outputs=number,
+                last_token=number,
+            )
+            return processor(history, logits)
+
         try:
-            found = jax.eval_shape(processor, history, jax.ShapeDtypeStruct((vocab_size,), jnp.float32))
+            found = jax.eval_shape(
+                call,
+                jax.ShapeDtypeStruct((vocab_size,), jnp.int32),
+                jax.ShapeDtypeStruct((), jnp.int32),
+                jax.ShapeDtypeStruct((vocab_size,), jnp.float32),
+            )
         except Exception as error:
             raise ValueError(
                 f"logits_processor must be a function of (TokenHistory, logits) that JAX can trace: {error}"
@@ -149,9 +157,11 @@ class AdjustedRows:
     @property
     def histories(self) -> jax.Array:
         """int32[M + 1, V], to be donated; what comes back is put here."""
-        if self._histories is None:
-            self._histories = jax.device_put(np.zeros((self._num_slots + 1, self._vocab_size), np.int32), self._whole)
-        return self._histories
+        found = self._histories
+        if found is None:
+            found = jax.device_put(np.zeros((self._num_slots + 1, self._vocab_size), np.int32), self._whole)
+            self._histories = found
+        return found
 
     @histories.setter
     def histories(self, histories: jax.Array) -> None:

@@ -57,6 +57,9 @@ class Admission:
         """The request's ticket. Raises ValueError if it cannot be served."""
         vocab_size = self._model.vocab_size
         self._check_ids(prompt_ids)
+        kept = params.truncate_prompt_tokens
+        if kept is not None:
+            prompt_ids = prompt_ids[-(self._longest - 1 if kept == -1 else kept) :]
         self._check_length(len(prompt_ids))
         params.verify(vocab_size, self._max_logprobs)
         if params.stop and self._tokenizer is None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,11 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, ignorable_tensors, load_weights, open_checkpoint
+from jaxpaged.models.weights.hub import fetch_snapshot, is_hub_id
 from jaxpaged.runner import ModelRunner
 from jaxpaged.sharding.mesh import make_mesh
-from jaxpaged.warm_start import WarmStart, use_compilation_cache
+from jaxpaged.tokenizer import Tokenizer
+from jaxpaged.warm_start import WarmStart, processor_name, use_compilation_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +48,9 @@ def load(config: EngineConfig) -> Loaded:
     model = checkpoint.config
     plan = draw_blueprint(config, model, mesh.devices.flat[0], mesh)
     runner = ModelRunner(model, plan.code, plan.spec, mesh, plan.abstract_params)
-    warm = WarmStart(cache, model, plan.code, plan.spec, mesh)
+    warm = WarmStart(cache, processor_name(mesh.devices.flat[0]), model, plan.code, plan.spec, mesh)
     if config.warmup and not warm.ready:
-        runner.programs.start(os.cpu_count() or 1, smallest_first=False)
+        runner.programs.start(os.cpu_count() or 1, smallest_first=False, on_disk=False)
     begun = time.perf_counter()
     if config.load_format == "dummy":
         runner.load(_random_weights(plan, config.seed))
@@ -56,7 +59,8 @@ def load(config: EngineConfig) -> Loaded:
     checkpoint.source.close()
     loaded = time.perf_counter()
     if config.warmup and warm.ready:
-        runner.programs.start(1, smallest_first=True)  # read from the cache while the first requests run
+        # read from the cache while the first requests run
+        runner.programs.start(1, smallest_first=True, on_disk=True)
     elif config.warmup:
         with _ProgressBar(config, "compiling programs") as progress:
             runner.programs.finish(progress)
@@ -67,6 +71,31 @@ def load(config: EngineConfig) -> Loaded:
         runner=runner,
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,
+    )
+
+
+def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer that the config names, by default the checkpoint's own; None where it wants none.
+
+    Raises: ValueError where there is none, or none that can be used.
+    """
+    name = config.tokenizer
+    if config.skip_tokenizer_init:
+        return None
+    if name is None:
+        return checkpoint.tokenizer()
+    if name.endswith(".gguf"):
+        return Tokenizer.from_gguf(name)
+    if Path(name).is_dir() or not is_hub_id(name):
+        return Tokenizer.from_directory(name)
+    return Tokenizer.from_directory(
+        fetch_snapshot(
+            name,
+            revision=config.tokenizer_revision,
+            token=config.hf_token,
+            download_dir=config.download_dir,
+            weights=False,
+        )
     )
 
 

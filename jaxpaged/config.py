@@ -37,6 +37,7 @@ class EngineConfig:
 
     model: str  # directory, .gguf file, Hugging Face id, or "demo"
     tokenizer: str | None = None  # where the tokenizer comes from; None: the model
+    tokenizer_revision: str | None = None  # branch, tag or commit of the hub id that tokenizer names
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     revision: str | None = None  # of a Hugging Face id
     hf_token: str | None = field(default=None, repr=False)
@@ -83,7 +84,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _want(isinstance(self.model, str) and bool(self.model), "model", "a path or model name", self.model)
-        for name in ("tokenizer", "revision", "hf_token", "download_dir", "compilation_cache_dir"):
+        texts = ("tokenizer", "tokenizer_revision", "revision", "hf_token", "download_dir", "compilation_cache_dir")
+        for name in texts:
             value = getattr(self, name)
             _want(value is None or (isinstance(value, str) and bool(value)), name, "a non-empty string or None", value)
         for name in (f.name for f in dataclasses.fields(self) if f.type == "bool"):

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from jaxpaged.admission import Admission, Ticket
-from jaxpaged.build import Loaded, load
+from jaxpaged.build import Loaded, load, open_tokenizer
 from jaxpaged.config import EngineConfig
 from jaxpaged.output_builder import RequestGroup, Sample
 from jaxpaged.outputs import RequestOutput
@@ -20,7 +20,6 @@ from jaxpaged.runner import InFlight
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.scheduler import Scheduler
 from jaxpaged.stats_log import StatsLog
-from jaxpaged.tokenizer import Tokenizer
 from jaxpaged.weight_store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class Engine:
         self.limits = loaded.blueprint.limits
         self.model_config = loaded.checkpoint.config
         self.generation_config = loaded.checkpoint.generation_config
-        self.tokenizer = _open_tokenizer(config, loaded)
+        self.tokenizer = open_tokenizer(config, loaded.checkpoint)
         self._start_seconds = {"load": loaded.load_seconds, "compile": loaded.compile_seconds}
         self._runner = loaded.runner
         self._scheduler = Scheduler(
@@ -282,13 +281,3 @@ class Engine:
         self._scheduler.restart()
         if not self._runner.intact:
             self._runner.drop_cache()
-
-
-def _open_tokenizer(config: EngineConfig, loaded: Loaded) -> Tokenizer | None:
-    if config.skip_tokenizer_init:
-        return None
-    if config.tokenizer is None:
-        return loaded.checkpoint.tokenizer()
-    if config.tokenizer.endswith(".gguf"):
-        return Tokenizer.from_gguf(config.tokenizer)
-    return Tokenizer.from_directory(config.tokenizer)

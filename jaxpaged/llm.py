@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 from tqdm import tqdm
 
+from jaxpaged.admission import Ticket
 from jaxpaged.config import EngineConfig
 from jaxpaged.driver import Driver
 from jaxpaged.engine import Engine
 from jaxpaged.intake import ChatOptions, Intake, ranks
+from jaxpaged.keywords import reject_unknown_keywords
 from jaxpaged.outputs import ContinuationScore, EmbeddingRequestOutput, RequestOutput
 from jaxpaged.prompt_reader import PromptReader
 from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, is_conversation, prompts_of
@@ -135,6 +138,50 @@ class LLM:
         with tqdm(total=len(given), desc="prompts", disable=not use_tqdm) as bar:
             return self._reader.embed(given, pooling, normalize, bar.update)
 
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queue what generate() would run, and return the requests' ids at once; wait() gives the outputs.
+
+        Requests are computed while some call steps the engine: wait(), generate(), a stream.
+        Raises: ValueError as generate(), queueing nothing.
+        """
+        return self._enqueue(self._intake.prompts(prompts), sampling_params, priority)
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Queue what chat() would run, see enqueue(); options are chat()'s, as chat_template or tools."""
+        reject_unknown_keywords("LLM.enqueue_chat", options, (field.name for field in dataclasses.fields(ChatOptions)))
+        return self._enqueue(self._intake.chats(messages, ChatOptions(**options)), sampling_params, priority)
+
+    def wait(self, request_ids: str | Sequence[str], *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """The outputs of enqueued requests, in the order of the ids; each is given once.
+
+        After Ctrl-C the requests stay queued, and wait() may be called again.
+        Raises: ValueError for an id that enqueue() did not give or that was waited for already.
+        """
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        with tqdm(total=len(ids), desc="requests", disable=not use_tqdm) as bar:
+            return self._driver.wait(ids, bar.update)
+
+    def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """wait() for all requests that are enqueued, in the order in which they were."""
+        return self.wait(self._driver.enqueued, use_tqdm=use_tqdm)
+
+    def abort(self, request_ids: str | Sequence[str]) -> None:
+        """End enqueued requests; wait() gives what they have, with finish reason "abort". Others are ignored."""
+        self._driver.abort([request_ids] if isinstance(request_ids, str) else request_ids)
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ValueError with skip_tokenizer_init=True."""
         return self._intake.tokenizer
@@ -194,8 +241,25 @@ class LLM:
         use_tqdm: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = self._intake.params(sampling_params, len(prompts), RequestOutputKind.FINAL_ONLY)
-        order = ranks(priority, len(prompts))
-        tickets = self._intake.tickets(prompts, params)
+        tickets, order = self._checked(prompts, sampling_params, priority)
         with tqdm(total=len(tickets), desc="requests", disable=not use_tqdm) as bar:
             return self._driver.run(tickets, order, bar.update)
+
+    def _enqueue(
+        self,
+        prompts: Sequence[Tokenized],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> list[str]:
+        return self._driver.enqueue(*self._checked(prompts, sampling_params, priority))
+
+    def _checked(
+        self,
+        prompts: Sequence[Tokenized],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> tuple[list[Ticket], list[int]]:
+        """A ticket and a rank for each prompt: all are checked before the first is queued."""
+        params = self._intake.params(sampling_params, len(prompts), RequestOutputKind.FINAL_ONLY)
+        order = ranks(priority, len(prompts))
+        return self._intake.tickets(prompts, params), order

@@ -19,6 +19,7 @@ from jaxpaged.pallas_kernels import copy_blocks
 from jaxpaged.sampling import SampleOutput, SamplerMode, SamplingInput, sample
 from jaxpaged.sampling_adjust import RowState, count_tokens
 from jaxpaged.scoring import ReadOutput, ScoringMode, score
+from jaxpaged.warm_start import watch_cache
 
 STACK_BYTES = 64 << 20  # XLA's passes recurse deeply on unrolled models
 
@@ -72,11 +73,11 @@ def adjusting_program(code: ModelCode, mode: SamplerMode, whole: NamedSharding) 
             histories=histories,
             slots=slots,
             last_tokens=jnp.where(known, previous, last_tokens[slots]),
-            positions=inputs.position,
+            positions=jnp.asarray(inputs.position),
         )
         out = sample(_logits(code, params, hidden, slots, whole), inputs, mode, state)
         last_tokens = last_tokens.at[slots].set(out.token, mode="promise_in_bounds")
-        return out, last_tokens, count_tokens(histories, slots, out.token)
+        return out, last_tokens, count_tokens(histories, slots, jnp.asarray(out.token))
 
     return sample_rows
 
@@ -147,7 +148,8 @@ class Programs:
         self._recipes = dict(recipes)
         self._compiled: dict[Any, jax.stages.Compiled] = {}
         self._futures: dict[Any, Future[jax.stages.Compiled]] = {}
-        self.late_compilations = 0  # programs compiled at their first use, without warm-up
+        self._late: list[Any] = []  # keys of what was compiled at its first use, or was lost from the disk
+        self._on_disk = False  # whether programs are to be read, not compiled
 
     def add(self, key: Any, recipe: Recipe) -> None:
         """One more program, compiled at its first use."""
@@ -158,14 +160,18 @@ class Programs:
         self._recipes.pop(key, None)
         self._compiled.pop(key, None)
 
-    def start(self, threads: int, *, smallest_first: bool) -> None:
-        """Begin to compile everything in the background, in the recipes' order or against it."""
+    def start(self, threads: int, *, smallest_first: bool, on_disk: bool) -> None:
+        """Begin to compile everything in the background, in the recipes' order or against it.
+
+        on_disk: all should be in the persistent cache; what has to be compiled all the same counts as late.
+        """
+        self._on_disk = on_disk
         order = list(self._recipes.items())
         old = threading.stack_size(STACK_BYTES)
         try:
             pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
             for key, recipe in reversed(order) if smallest_first else order:
-                self._futures[key] = pool.submit(recipe.compile)
+                self._futures[key] = pool.submit(self._make, key, recipe)
         finally:
             threading.stack_size(old)
         pool.shutdown(wait=False)
@@ -187,9 +193,22 @@ class Programs:
     def _obtain(self, key: Any) -> jax.stages.Compiled:
         future = self._futures.pop(key, None)
         if future is None:
-            self.late_compilations += 1
+            self._late.append(key)
             return self._recipes[key].compile()
-        return self._recipes[key].compile() if future.cancel() else future.result()
+        return self._make(key, self._recipes[key]) if future.cancel() else future.result()
+
+    def _make(self, key: Any, recipe: Recipe) -> jax.stages.Compiled:
+        """On any thread."""
+        with watch_cache() as watch:
+            program = recipe.compile()
+        if self._on_disk and watch.num_misses:
+            self._late.append(key)
+        return program
+
+    @property
+    def late_compilations(self) -> int:
+        """Programs compiled at their first use, without warm-up; and those that the disk had lost."""
+        return len(self._late)
 
     @property
     def num_ready(self) -> int:

@@ -191,7 +191,7 @@ class ModelRunner:
             logprobs=any(row.request.params.wants_logprobs for row in rows),
             adjusts=adjusts,
         )
-        narrow = [(*most, banned if len(banned) <= BANNED_WIDTH else ()) for *most, banned in asked]
+        narrow = [(who, seed, at, ids if len(ids) <= BANNED_WIDTH else ()) for who, seed, at, ids in asked]
         inputs = build_sampling_input(narrow, key.size, vocab_size=vocab_size, banned_width=BANNED_WIDTH)
         slots = np.full(key.size, spec.batch.max_num_seqs, np.int32)
         slots[: len(rows)] = [row.slot for row in rows]
@@ -227,7 +227,10 @@ def _row_logprobs(row: RowPlan, host: SampleOutput, i: int) -> TokenLogprobs | N
     assert host.top_ids is not None and host.top_logprobs is not None
     named = params.logprob_token_ids
     if named is None:
-        ids, values = host.top_ids[i, : params.logprobs], host.top_logprobs[i, : params.logprobs]
+        count = (
+            None if params.logprobs == -1 else params.logprobs
+        )  # None: the whole vocabulary, which top_ids then hold
+        ids, values = host.top_ids[i, :count], host.top_logprobs[i, :count]
     else:
         assert host.scored is not None
         ids, values = np.array(named, np.int32), host.scored[i, : len(named)]

@@ -92,7 +92,7 @@ def adjust(
         values = _penalised(values, history(rows), asked, rows)
         return settle(rows, values)
 
-    result = filters.for_rows(change, asked.active, (logits, maxima), rows_per_pass)
+    result = filters.for_rows(change, jnp.asarray(asked.active), (logits, maxima), rows_per_pass)
     for number, processor in enumerate(processors, start=1):
         changed, _ = result
 

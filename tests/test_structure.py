@@ -100,7 +100,7 @@ def test_wheel_holds_the_package_alone_and_whole(tmp_path: Path) -> None:
 
 IMPORT_EVERYTHING = """
 import importlib, logging, os, pkgutil, signal, threading
-import flax.nnx, jax  # they set environment variables of their own
+import flax.nnx, jax, jax.experimental.pallas.mosaic_gpu  # they set environment variables of their own
 before = dict(os.environ), logging.root.handlers[:], signal.getsignal(signal.SIGINT)
 import jaxpaged
 names = [module.name for module in pkgutil.walk_packages(jaxpaged.__path__, "jaxpaged.")]
