@@ -1,0 +1,61 @@
+"""The function that XLA calls for a product."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, no_type_check
+
+import numba
+import numpy as np
+from numba import types
+
+from jaxpaged.pallas_kernels.cpu.frame import answer_question, argument, dimension, result, words
+from jaxpaged.pallas_kernels.cpu.workers import digest, outside, publish, run, start
+from jaxpaged.pallas_kernels.matmul.cpu import work as w
+from jaxpaged.pallas_kernels.matmul.cpu.vectors import LANES
+
+LARGE = 1_000_000  # multiplications, about 0.02 ms: fewer are not worth waking a thread for
+_TASK = "jaxpaged_matmul_task"
+_task = outside(_TASK)
+
+
+@no_type_check
+@numba.njit
+def _handle(frame):
+    """The job of a call: the input and the weight, then scalars: slab, panel."""
+    job = np.zeros(w.JOB_WORDS, np.int64)
+    job[w.INPUT], job[w.WEIGHT], job[w.OUT] = argument(frame, 0), argument(frame, 1), result(frame, 0)
+    job[w.ROWS], job[w.DEPTH], job[w.COLUMNS] = dimension(frame, 0, 0), dimension(frame, 0, 1), dimension(frame, 1, 0)
+    job[w.PADDED] = (job[w.DEPTH] + LANES - 1) // LANES * LANES
+    sizes = words(argument(frame, 2), 2)
+    job[w.SLAB], job[w.PANEL] = sizes[0], sizes[1]
+    turned = np.empty(w.strips(job) * LANES * job[w.PADDED] + LANES, np.float32)
+    job[w.TURNED] = (turned.ctypes.data + 63) // 64 * 64
+    run(_task(), job, job[w.ROWS] * job[w.DEPTH] * job[w.COLUMNS] >= LARGE)
+    turned[0] = 0  # keeps it alive until here
+
+
+@no_type_check  # a function that was wrapped for checks has a closure that Numba's cache cannot read
+def _compile(sources: str) -> tuple[Any, Any]:
+    def handle(frame_pointer):  # XLA_FFI_Error* (XLA_FFI_CallFrame*)
+        _ = sources
+        frame = numba.carray(frame_pointer, (21,))
+        if not answer_question(frame):
+            _handle(frame)
+        return 0
+
+    def task(job):
+        _ = sources
+        w.work(words(job, w.JOB_WORDS))
+
+    do = numba.cfunc(types.void(types.intp), cache=True)(task)
+    publish(_TASK, do.address)
+    return numba.cfunc(types.intp(types.CPointer(types.int64)), cache=True)(handle), do
+
+
+@cache
+def handler() -> Any:
+    """The compiled handler; it and the task live as long as the process."""
+    start()
+    return _compile(digest(Path(__file__).parent))
