@@ -23,21 +23,26 @@ def _tile(vectors: int) -> Any:
     """
     rows, wide = GROUP // vectors, LANES * vectors
 
-    def write(code: Code, weights: Any, inputs: Any, sums: Any, depth: Any, ahead: Any, far: Any) -> None:
+    def write(code: Code, weights: Any, inputs: Any, sums: Any, depth: Any, ahead: Any, far: Any, stride: Any) -> None:
         builder = code.builder
         places = [code.at(sums, r * wide + v * LANES) for r in range(rows) for v in range(vectors)]
         totals = code.variables(len(places))
         for total, place in zip(totals, places, strict=True):
             builder.store(code.load(place), total)
+        one = code.at(word(0), stride)
+        three, five, seven = (builder.mul(one, word(n)) for n in (3, 5, 7))
+        def sh(x,n): return builder.shl(x, word(n))
+        multiples = [word(0), one, sh(one,1), three, sh(one,2), five, sh(three,1), seven]
         with cgutils.for_range_slice(builder, word(0), depth, word(UNROLLED)) as (k, _):
             line = builder.and_(k, word(-16))
             half = builder.mul(builder.and_(builder.lshr(k, word(3)), word(1)), word(rows // 2))
             for r in range(rows // 2):
                 code.fetch(code.at(ahead, (builder.add(half, word(r)), far), line))
+            bases = [code.at(weights, k, (8 * i, stride)) for i in range(-(-rows // 8))]
             for u in range(UNROLLED):
                 values = [code.load(code.at(inputs, (k, wide), u * wide + v * LANES)) for v in range(vectors)]
                 for r in range(rows):
-                    weight = code.spread(code.at(weights, k, r * STRIDE + u))
+                    weight = code.spread(builder.add(builder.add(bases[r // 8], word(4 * u)), multiples[r % 8]))
                     for v in range(vectors):
                         code.grow(totals[r * vectors + v], weight, values[v])
         for total, place in zip(totals, places, strict=True):
@@ -45,8 +50,8 @@ def _tile(vectors: int) -> Any:
 
     @no_type_check
     @intrinsic
-    def tile(_context, _weights, _inputs, _sums, _depth, _ahead, _far):
-        return routine(6, write)
+    def tile(_context, _weights, _inputs, _sums, _depth, _ahead, _far, _stride):
+        return routine(7, write)
 
     return tile
 

@@ -100,7 +100,11 @@ def _make_panel(job, first, following, weights, sums):
     held[:] = 0
     for k in range(0, job[PADDED], job[SLAB]):
         slab = min(job[SLAB], job[PADDED] - k)
-        _pack(job, first, k, slab, weights)
+        direct = k + slab <= depth and first + panel <= job[COLUMNS]
+        stride = depth if direct else v.STRIDE
+        start = job[WEIGHT] + 4 * (first * depth + k) if direct else weights
+        if not direct:
+            _pack(job, first, k, slab, weights)
         last = k + slab >= job[PADDED]
         ahead = job[WEIGHT] + 4 * (following * depth if last else first * depth + k + slab)
         for block in range(blocks(job)):
@@ -109,15 +113,15 @@ def _make_panel(job, first, following, weights, sums):
             inputs = job[TURNED] + 4 * v.LANES * (strip * job[PADDED] + k * wide)
             rows = v.GROUP // wide
             for n in range(0, panel, rows):
-                some, into = weights + 4 * n * v.STRIDE, sums + 4 * v.LANES * (panel * strip + n * wide)
+                some, into = start + 4 * n * stride, sums + 4 * v.LANES * (panel * strip + n * wide)
                 if wide == 4:
-                    v.tile_4(some, inputs, into, slab, ahead + 4 * n * depth, depth)
+                    v.tile_4(some, inputs, into, slab, ahead + 4 * n * depth, depth, stride)
                 elif wide == 3:
-                    v.tile_3(some, inputs, into, slab, ahead + 4 * n * depth, depth)
+                    v.tile_3(some, inputs, into, slab, ahead + 4 * n * depth, depth, stride)
                 elif wide == 2:
-                    v.tile_2(some, inputs, into, slab, ahead + 4 * n * depth, depth)
+                    v.tile_2(some, inputs, into, slab, ahead + 4 * n * depth, depth, stride)
                 else:
-                    v.tile_1(some, inputs, into, slab, ahead + 4 * n * depth, depth)
+                    v.tile_1(some, inputs, into, slab, ahead + 4 * n * depth, depth, stride)
 
 
 @no_type_check
