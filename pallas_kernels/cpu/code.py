@@ -70,6 +70,18 @@ class Code:
     def grow(self, variable: Any, left: Any, right: Any) -> None:
         self.builder.store(self.add_product(self.builder.load(variable), left, right), variable)
 
+    def transpose(self, rows: Sequence[Any]) -> list[Any]:
+        """Of 16 vectors: squares of 8 rows and lanes off the diagonal change places, then those of 4, of 2, of 1."""
+        held, size = list(rows), LANES // 2
+        while size:
+            low = [lane - size + LANES if lane & size else lane for lane in range(LANES)]
+            high = [lane + LANES if lane & size else lane + size for lane in range(LANES)]
+            for r in (r for r in range(LANES) if not r & size):
+                a, b = held[r], held[r + size]
+                held[r], held[r + size] = self.shuffle(a, b, low), self.shuffle(a, b, high)
+            size //= 2
+        return held
+
     def lane_sums(self, vectors: Sequence[Any]) -> list[Any]:
         """The sum of the lanes of each of 1, 2, 4, 8 or 16 vectors.
 
