@@ -120,6 +120,7 @@ class Code:
 
 
 def word(value: int) -> Any:
+    """A constant."""
     return ir.Constant(WORD, value)
 
 

@@ -32,9 +32,7 @@ def _tile(wide: int) -> Any:
     """
     rows = _rows(wide)
 
-    def write(
-        code: Code, weights: Any, stride: Any, inputs: Any, sums: Any, depth: Any, ahead: Any, far: Any
-    ) -> None:
+    def write(code: Code, weights: Any, stride: Any, inputs: Any, sums: Any, depth: Any, ahead: Any, far: Any) -> None:
         builder = code.builder
         places = [code.at(sums, (r * wide + i) * LANES) for r in range(rows) for i in range(wide)]
         totals = code.variables(len(places))

@@ -124,7 +124,9 @@ def make_panel(job, first, following, copied, sums):
         for block in range(_blocks(job)):
             strip, wide = _first(job, block), _first(job, block + 1) - _first(job, block)
             inputs = job[TURNED] + 4 * LANES * (strip * padded(job) + k * wide)
-            _add_slab(wide, weights, stride, inputs, sums + 4 * LANES * PANEL * strip, slab, job[WEIGHT] + 4 * ahead, depth)
+            _add_slab(
+                wide, weights, stride, inputs, sums + 4 * LANES * PANEL * strip, slab, job[WEIGHT] + 4 * ahead, depth
+            )
 
 
 @no_type_check

@@ -7,7 +7,6 @@ scores and weights [4, stride].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, no_type_check
 
 from llvmlite import ir
