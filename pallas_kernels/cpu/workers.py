@@ -151,7 +151,7 @@ def start() -> ctypes.Array:
         for word in (_START, _DONE):
             libc.sem_init(ctypes.byref(desk, 8 * word), 0, 0)
         helper = _compile(digest())
-    for i in range(helpers):
-        threading.Thread(target=helper, name=f"kernel-{i}", daemon=True).start()
+        for i in range(helpers):
+            threading.Thread(target=helper, name=f"kernel-{i}", daemon=True).start()
     desk[_HELPERS] = helpers
     return desk

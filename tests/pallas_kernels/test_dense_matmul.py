@@ -104,7 +104,7 @@ def test_auto_takes_numba_where_it_is_faster():
     chosen = [choose_dense("auto", CPU, rows, FLOATS) for rows in (1, 4, 64, 128, 512)]
     assert chosen == ["xla", "numba", "numba", "numba", "xla"]
     assert choose_dense("auto", GPU, 64, FLOATS) == "xla"
-    assert choose_dense("auto", CPU, 64, (jnp.dtype(jnp.bfloat16),) * 2) == "xla"
+    assert choose_dense("auto", CPU, 64, (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16))) == "xla"
     assert choose_dense("numba", CPU, 1, FLOATS) == "numba"
 
 

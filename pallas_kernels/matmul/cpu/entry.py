@@ -37,9 +37,9 @@ def _handle(frame):
 def _compile(sources: str) -> tuple[Any, Any]:
     """The handler and the task, compiled or read from Numba's disk cache. sources: see digest()."""
 
-    def handle(frame_pointer):  # XLA_FFI_Error* (XLA_FFI_CallFrame*)
+    def handle(address):  # XLA_FFI_Error* (XLA_FFI_CallFrame*)
         _ = sources
-        frame = numba.carray(frame_pointer, (21,))
+        frame = words(address, 21)
         if not answer_question(frame):
             _handle(frame)
         return 0
@@ -50,7 +50,7 @@ def _compile(sources: str) -> tuple[Any, Any]:
 
     do = numba.cfunc(types.void(types.intp), cache=True)(task)
     publish(_TASK, do.address)
-    return numba.cfunc(types.intp(types.CPointer(types.int64)), cache=True)(handle), do
+    return numba.cfunc(types.intp(types.intp), cache=True)(handle), do
 
 
 @cache
