@@ -14,10 +14,12 @@ from jaxpaged.batch import BatchShape
 from jaxpaged.cache import Device, count_blocks
 from jaxpaged.config import EngineConfig
 from jaxpaged.models.config import ModelConfig
+from jaxpaged.models.forward import Backends
 from jaxpaged.models.registry import family_of
 from jaxpaged.pallas_kernels import (
     TileConfig,
     WorkConfig,
+    dense_implementations,
     gpu_work_config,
     hopper_work_config,
     implementations,
@@ -88,14 +90,8 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
 
     Raises: ValueError for an option that does not work with the model or the device.
     """
-    if config.attention_backend not in ("auto", *implementations()):
-        raise ValueError(
-            f"attention_backend: wanted auto or one of {implementations()}, got {config.attention_backend!r}"
-        )
-    if config.batch_invariant:
-        backend = _invariant_backend(config.attention_backend)
-    else:
-        backend = _attention_backend(config.attention_backend, mesh)
+    _check_backend("attention_backend", config.attention_backend, implementations())
+    _check_backend("matmul_backend", config.matmul_backend, dense_implementations())
     dtype = resolve_dtype(config.dtype, model.dtype, device.platform)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
     family = family_of(model)
@@ -103,6 +99,7 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
     parameters = _parameters(state, mesh)
     weights = sum(parameter.bytes_per_device(dtype) for parameter in parameters)
     limits = resolve_limits(config, model, cache_dtype, device, weights)
+    backends = _invariant_backends(config) if config.batch_invariant else _backends(config, mesh)
     spec = RunnerSpec(
         on_cpu=device.platform == "cpu",
         batch_invariant=config.batch_invariant,
@@ -116,17 +113,22 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
             max_num_read=limits.max_num_read,
             table_width=_table_width(limits.max_model_len, config.block_size),
             tiles=INVARIANT_TILES if config.batch_invariant else CPU_TILES,
-            work=_work_config(backend, model, config.block_size, cache_dtype, device, mesh),
+            work=_work_config(backends.attention, model, config.block_size, cache_dtype, device, mesh),
         ),
     )
-    code = ModelCode(graphdef=graphdef, params_tree=jax.tree.structure(state), attention_backend=backend)
+    code = ModelCode(graphdef=graphdef, params_tree=jax.tree.structure(state), backends=backends)
     return Blueprint(model=model, dtype=dtype, limits=limits, code=code, spec=spec, parameters=parameters, mesh=mesh)
 
 
-def _attention_backend(wanted: str, mesh: Mesh | AbstractMesh) -> str:
-    """ "auto" stays so on one device. XLA cannot cut a call into foreign code: over several CPUs it is "tiled"."""
+def _check_backend(option: str, wanted: str, names: tuple[str, ...]) -> None:
+    if wanted not in ("auto", *names):
+        raise ValueError(f"{option}: wanted auto or one of {names}, got {wanted!r}")
+
+
+def _on_one_cpu(wanted: str, mesh: Mesh | AbstractMesh, *, otherwise: str) -> str:
+    """ "auto" stays so on one device. XLA cannot cut a call into foreign code: over several CPUs it is `otherwise`."""
     split_cpu = mesh.size > 1 and isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu"
-    return "tiled" if wanted == "auto" and split_cpu else wanted
+    return otherwise if wanted == "auto" and split_cpu else wanted
 
 
 def resolve_dtype(wanted: str, checkpoint: str, platform: str) -> Any:
@@ -178,11 +180,21 @@ def resolve_limits(
     )
 
 
-def _invariant_backend(wanted: str) -> str:
-    """The attention whose sums do not depend on what else is in the step: the kernels for GPUs share out the work."""
-    if wanted not in ("auto", "tiled"):
-        raise ValueError(f"attention_backend: wanted auto or tiled with batch_invariant=True, got {wanted!r}")
-    return "tiled"
+def _invariant_backends(config: EngineConfig) -> Backends:
+    """Those whose sums do not depend on what else is in a step: the kernels for GPUs share out the work of attention."""
+    backends = Backends(attention="tiled", matmul="xla")
+    for option, only in (("attention_backend", backends.attention), ("matmul_backend", backends.matmul)):
+        wanted = getattr(config, option)
+        if wanted not in ("auto", only):
+            raise ValueError(f"{option}: wanted auto or {only} with batch_invariant=True, got {wanted!r}")
+    return backends
+
+
+def _backends(config: EngineConfig, mesh: Mesh | AbstractMesh) -> Backends:
+    return Backends(
+        attention=_on_one_cpu(config.attention_backend, mesh, otherwise="tiled"),
+        matmul=_on_one_cpu(config.matmul_backend, mesh, otherwise="xla"),
+    )
 
 
 def _table_width(max_model_len: int, block_size: int) -> int:

@@ -67,6 +67,7 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     quantization: str | None = None
     attention_backend: str = "auto"  # implementation of pallas_kernels.paged_attention
+    matmul_backend: str = "auto"  # implementation of pallas_kernels.dense_matmul, for products with weights
 
     compilation_cache_dir: str | None = None  # None: jaxpaged's own under the user's cache directory
     warmup: bool = True  # compile every program at start; False: each at first use

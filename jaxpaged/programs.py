@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxpaged.batch import StepInput
-from jaxpaged.models.forward import CausalLM
+from jaxpaged.models.forward import Backends, CausalLM
 from jaxpaged.pallas_kernels import copy_blocks
 from jaxpaged.sampling import SampleOutput, SamplerMode, SamplingInput, sample
 from jaxpaged.sampling_adjust import RowState, count_tokens
@@ -26,11 +26,11 @@ STACK_BYTES = 64 << 20  # XLA's passes recurse deeply on unrolled models
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCode:
-    """A model without its weights: the NNX graph, the parameters' tree and the attention implementation."""
+    """A model without its weights: the NNX graph, the parameters' tree and the implementations of its ops."""
 
     graphdef: Any
     params_tree: Any
-    attention_backend: str
+    backends: Backends
 
     def module(self, params: tuple[jax.Array, ...]) -> CausalLM:
         """The module with these parameters. Called while tracing only."""
@@ -43,7 +43,7 @@ def forward_program(code: ModelCode) -> Callable[..., Any]:
     def forward(params, cache, last_tokens, step: StepInput):
         tokens = jnp.where(step.from_device, last_tokens[step.table_rows], step.inputs.tokens)
         inputs = replace(step.inputs, tokens=tokens)
-        hidden, cache = code.module(params).backbone(inputs, cache, code.attention_backend)
+        hidden, cache = code.module(params).backbone(inputs, cache, code.backends)
         return cache, hidden.at[step.sample_at].get(mode="promise_in_bounds")
 
     return forward
@@ -102,7 +102,7 @@ def score_program(code: ModelCode, mode: ScoringMode, whole: NamedSharding) -> C
         states = hidden[hidden.shape[0] - targets.shape[0] :]
 
         def logits(rows: jax.Array) -> jax.Array:
-            return jax.lax.with_sharding_constraint(model.logits(rows), whole)
+            return jax.lax.with_sharding_constraint(model.logits(rows, code.backends), whole)
 
         scores = score(logits, states, targets, count, with_top, mode)
         return ReadOutput(scores=scores, states=model.final_states(states).astype(jnp.float32))
@@ -113,7 +113,7 @@ def score_program(code: ModelCode, mode: ScoringMode, whole: NamedSharding) -> C
 def _logits(
     code: ModelCode, params: tuple[jax.Array, ...], hidden: jax.Array, slots: jax.Array, whole: NamedSharding
 ) -> jax.Array:
-    logits = code.module(params).logits(hidden[: slots.shape[0]])
+    logits = code.module(params).logits(hidden[: slots.shape[0]], code.backends)
     return jax.lax.with_sharding_constraint(logits, whole)
 
 

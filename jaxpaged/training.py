@@ -10,9 +10,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxpaged.models.forward import CausalLM, ForwardInput
+from jaxpaged.models.forward import Backends, CausalLM, ForwardInput
 from jaxpaged.pallas_kernels import AttentionBatch, TileConfig
 
+_BACKENDS = Backends(attention="reference", matmul="xla")  # the differentiable ones
 _TILES = TileConfig(decode_lanes=1, decode_kv=1, prefill_queries=1, prefill_kv=1)  # the reference has no tiles
 
 
@@ -53,6 +54,6 @@ def _one(model: CausalLM, ids: Int[Array, " T"]) -> Float[Array, " T-1"]:
     )
     step = ForwardInput(tokens=ids, positions=every, rope_lens=every + 1, slot_mapping=every, attention=batch)
     empty = jnp.zeros((1, config.num_kv_heads, length, config.head_dim), jax.tree.leaves(nnx.state(model))[0].dtype)
-    hidden, _ = model.backbone(step, ((empty, empty),) * config.num_layers, "reference")
-    logprobs = jax.nn.log_softmax(model.logits(hidden[:-1]), axis=-1)
+    hidden, _ = model.backbone(step, ((empty, empty),) * config.num_layers, _BACKENDS)
+    logprobs = jax.nn.log_softmax(model.logits(hidden[:-1], _BACKENDS), axis=-1)
     return jnp.take_along_axis(logprobs, ids[1:, None], 1)[:, 0]

@@ -72,6 +72,7 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"pipeline_parallel_size": 2},
     {"quantization": "int5"},
     {"attention_backend": "bogus"},
+    {"matmul_backend": "bogus"},
     {"warmup": 0},
 ]
 

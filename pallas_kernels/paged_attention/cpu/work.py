@@ -11,11 +11,11 @@ from typing import no_type_check
 
 import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
+from jaxpaged.pallas_kernels.cpu.code import LANES
+from jaxpaged.pallas_kernels.cpu.frame import floats, ints
+from jaxpaged.pallas_kernels.cpu.workers import add
 from jaxpaged.pallas_kernels.paged_attention.cpu import vectors as v
-from jaxpaged.pallas_kernels.paged_attention.cpu.frame import floats, ints
 
 TILE = 16  # query rows of an item, a multiple of 4
 SPAN = 256  # keys between two renewals of the maximum, at least; whole blocks
@@ -28,22 +28,10 @@ CLAIMED, JOB_WORDS = 20, 21
 
 
 @no_type_check
-@intrinsic
-def claim(_context, _array, _index):
-    """Atomically adds one to array[index] and returns what it was."""
-
-    def make(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.atomic_rmw("add", builder.gep(data, [arguments[1]]), arguments[1].type(1), "acq_rel")
-
-    return types.int64(_array, types.int64), make
-
-
-@no_type_check
 @numba.njit
 def work(job):
     """Claims items and computes them until none is left. Any number of threads may do so at once."""
-    stride = (SPAN + job[BLOCK] + v.LANES) // v.LANES * v.LANES  # a span, and what whole vectors read beyond it
+    stride = (SPAN + job[BLOCK] + LANES) // LANES * LANES  # a span, and what whole vectors read beyond it
     scratch = (
         np.zeros((TILE, job[HEAD_DIM]), np.float32),  # queries
         np.zeros((TILE, job[HEAD_DIM]), np.float32),  # sums
@@ -52,14 +40,14 @@ def work(job):
         np.zeros((2, TILE), np.float32),  # per row: maximum, total
     )
     starts = ints(job[STARTS], (job[ROWS] + 1,))
-    mine, item = claim(job, CLAIMED), 0
+    mine, item = add(job, CLAIMED, 1), 0
     for row in range(job[ROWS]):
         tiles = ((starts[row + 1] - starts[row]) * job[GROUPS] + TILE - 1) // TILE
         last = item + tiles * job[KV_HEADS]
         while mine < last:
             tile, head = divmod(mine - item, job[KV_HEADS])
             attend(job, row, tile * TILE, head, scratch)
-            mine = claim(job, CLAIMED)
+            mine = add(job, CLAIMED, 1)
         item = last
 
 
