@@ -181,7 +181,7 @@ def resolve_limits(
 
 
 def _invariant_backends(config: EngineConfig) -> Backends:
-    """Those whose sums do not depend on what else is in a step: the kernels for GPUs share out the work of attention."""
+    """Those whose sums do not depend on what else is in a step: attention for GPUs shares out its work otherwise."""
     backends = Backends(attention="tiled", matmul="xla")
     for option, only in (("attention_backend", backends.attention), ("matmul_backend", backends.matmul)):
         wanted = getattr(config, option)
