@@ -92,10 +92,9 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
         raise ValueError(
             f"attention_backend: wanted auto or one of {implementations()}, got {config.attention_backend!r}"
         )
+    backend = _attention_backend(config.attention_backend, mesh)
     if config.batch_invariant:
-        backend = _invariant_backend(config.attention_backend)
-    else:
-        backend = _attention_backend(config.attention_backend, mesh)
+        backend = _invariant_backend(backend, device.platform)
     dtype = resolve_dtype(config.dtype, model.dtype, device.platform)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
     family = family_of(model)
@@ -178,11 +177,11 @@ def resolve_limits(
     )
 
 
-def _invariant_backend(wanted: str) -> str:
-    """The attention whose sums do not depend on what else is in the step: the kernels for GPUs share out the work."""
-    if wanted not in ("auto", "tiled"):
-        raise ValueError(f"attention_backend: wanted auto or tiled with batch_invariant=True, got {wanted!r}")
-    return "tiled"
+def _invariant_backend(wanted: str, platform: str) -> str:
+    """An attention whose sums do not depend on what else is in the step: the kernels for GPUs share out the work."""
+    if wanted not in ("auto", "numba", "tiled"):
+        raise ValueError(f"attention_backend: wanted auto, numba or tiled with batch_invariant=True, got {wanted!r}")
+    return "tiled" if wanted == "auto" and platform != "cpu" else wanted
 
 
 def _table_width(max_model_len: int, block_size: int) -> int:
