@@ -51,7 +51,6 @@ class Admission:
         check_processor: Callable[[Callable[..., Any]], None],
         limits: Limits,
         max_logprobs: int,
-        batch_invariant: bool,
         seed: int,
     ) -> None:
         """The checks raise ValueError: check_length(length, generates=…), check_processor(a logits_processor)."""
@@ -60,8 +59,6 @@ class Admission:
         self._longest = limits.max_model_len
         self._max_logprobs = max_logprobs
         self._most_beams = min(limits.max_num_seqs, limits.max_num_batched_tokens)  # sequences that can run at once
-        # Forced runs are spelled otherwise than a model may choose to, and neighbours decide which are taken.
-        self._jumps_ahead = not batch_invariant
         self._eos_ids = model.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
         self._structures = StructuredOutputs(tokenizer, model.vocab_size)
         self._seeds = np.random.default_rng(seed)
@@ -151,7 +148,7 @@ class Admission:
                     lockstep=ticket.beams is not None,
                     allowed=ticket.rules.allowed,
                     constraint=ticket.constraint(),
-                    jumps_ahead=self._jumps_ahead and ticket.structure is not None and may_jump_ahead(params),
+                    jumps_ahead=ticket.structure is not None and may_jump_ahead(params),
                 )
             )
         return requests

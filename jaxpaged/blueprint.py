@@ -99,7 +99,10 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
     parameters = _parameters(state, mesh)
     weights = sum(parameter.bytes_per_device(dtype) for parameter in parameters)
     limits = resolve_limits(config, model, cache_dtype, device, weights)
-    backends = _invariant_backends(config) if config.batch_invariant else _backends(config, mesh)
+    if config.batch_invariant:
+        backends = _invariant_backends(config, mesh, device.platform)
+    else:
+        backends = _backends(config, mesh)
     spec = RunnerSpec(
         on_cpu=device.platform == "cpu",
         batch_invariant=config.batch_invariant,
@@ -180,14 +183,14 @@ def resolve_limits(
     )
 
 
-def _invariant_backends(config: EngineConfig) -> Backends:
+def _invariant_backends(config: EngineConfig, mesh: Mesh | AbstractMesh, platform: str) -> Backends:
     """Those whose sums do not depend on what else is in a step: attention for GPUs shares out its work otherwise."""
-    backends = Backends(attention="tiled", matmul="xla")
-    for option, only in (("attention_backend", backends.attention), ("matmul_backend", backends.matmul)):
-        wanted = getattr(config, option)
-        if wanted not in ("auto", only):
-            raise ValueError(f"{option}: wanted auto or {only} with batch_invariant=True, got {wanted!r}")
-    return backends
+    attention = _backends(config, mesh).attention
+    if attention not in ("auto", "numba", "tiled"):
+        raise ValueError(f"attention_backend: wanted auto, numba or tiled with batch_invariant=True, got {attention!r}")
+    if config.matmul_backend not in ("auto", "xla"):
+        raise ValueError(f"matmul_backend: wanted auto or xla with batch_invariant=True, got {config.matmul_backend!r}")
+    return Backends(attention="tiled" if attention == "auto" and platform != "cpu" else attention, matmul="xla")
 
 
 def _backends(config: EngineConfig, mesh: Mesh | AbstractMesh) -> Backends:

@@ -50,7 +50,6 @@ class Engine:
             check_processor=self._runner.adjusted.check_processor,
             limits=self.limits,
             max_logprobs=config.max_logprobs,
-            batch_invariant=config.batch_invariant,
             seed=config.seed,
         )
         self.weights = WeightStore(loaded.blueprint, self._runner, self._settle)

@@ -100,6 +100,12 @@ def test_chunks_and_run_ahead_do_not_matter(path: Path, alone: dict[int, Answer]
     assert answers(engine(path, **options), ALL) == alone
 
 
+def test_neighbours_do_not_matter_to_the_portable_attention(path: Path) -> None:
+    llm = engine(path, attention_backend="tiled", enable_prefix_caching=False)
+    wanted = answers(llm, [3]) | answers(llm, [6])
+    assert {index: found for index, found in answers(llm, ALL).items() if index in wanted} == wanted
+
+
 def test_tokens_are_those_of_an_engine_without(path: Path, alone: dict[int, Answer]) -> None:
     plain = small_llm(path, skip_tokenizer_init=True)
     found = answers(plain, ALL)
