@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxpaged.blueprint import Blueprint, draw_blueprint
+from jaxpaged.blueprint import Blueprint, Limits, draw_blueprint
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
