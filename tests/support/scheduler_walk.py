@@ -210,7 +210,11 @@ class Walk:
             assert request.output_ids == self.received[request], "a token is missing, doubled or foreign"
             if request.readout is not None:
                 wanted = range(request.readout.first, request.readout.stop)
-                read = [position for reading in request.readings for position in reading.logprobs]
+                read = [
+                    position
+                    for reading in request.readings
+                    for position in (() if reading.logprobs is None else reading.logprobs)
+                ]
                 assert read == list(wanted), "a position was not read, or twice, before the request got on"
             assert request.finished == (request not in self.live)
         self.counts["absorb"] += 1
