@@ -19,7 +19,7 @@ from jaxpaged.pallas_kernels.matmul.cpu import vectors as v
 
 PANEL = 24  # rows of the weight in an item, a multiple of every tile's
 SLAB = 128  # of the summed axis at a time, a multiple of 16: 64 rows' part of the input fits the first-level cache
-SPARE = 8 * 4 * LANES  # store() turns whole squares: it reads, and drops, up to 8 rows of 4 strips beyond a panel's 24
+SPARE = -PANEL % LANES * 4 * LANES  # store() turns whole squares: it reads, and drops, rows beyond a panel's
 STRIDE = SLAB + LANES  # from one copied row to the next: no power of two, which would crowd a few sets of the cache
 
 # Words of a job: addresses, sizes, and the counts of what has been claimed and finished.
