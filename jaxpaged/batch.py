@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import no_type_check
 
 import jax
@@ -26,7 +27,8 @@ class StepInput:
     inputs: ForwardInput
     from_device: Bool[Array | np.ndarray, " T"]  # take the id from last_tokens[table_rows[t]], not inputs.tokens[t]
     table_rows: Int[Array | np.ndarray, " T"]  # the sequence's slot
-    sample_at: Int[Array | np.ndarray, " M"]  # tokens whose hidden state is kept; padding entries are 0
+    # Tokens whose hidden state is kept: M places for those that are sampled, then those that are read; padding is 0.
+    sample_at: Int[Array | np.ndarray, " M+Q"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,16 @@ class Buckets:
         tokens, samples = _sizes(max_num_batched_tokens), _sizes(min(max_num_seqs, max_num_batched_tokens))
         between = (size for size in (16, 48) if size < max_num_batched_tokens)
         return cls(tokens=tuple(sorted({*tokens, *between})), samples=samples)
+
+    @classmethod
+    def single(cls, max_num_batched_tokens: int, max_num_seqs: int) -> Buckets:
+        """One size of each, for steps that must all be computed alike: a multiple of 32 tokens.
+
+        Loops over whole vectors treat all their elements alike; the last ones of a size that is no multiple are
+        computed by other instructions, with other rounding.
+        """
+        size = -(-max_num_batched_tokens // 32) * 32
+        return cls(tokens=(size,), samples=(max_num_seqs,))
 
     def for_tokens(self, count: int) -> int:
         """Smallest token bucket that holds count."""
@@ -65,7 +77,8 @@ class BatchShape:
     """What a StepInput's shapes depend on besides the token bucket."""
 
     block_size: int
-    max_num_seqs: int
+    max_num_seqs: int  # M
+    max_num_read: int  # Q: positions of prompts that a step can read
     table_width: int  # P: blocks of the longest sequence, rounded up to what attention's tiles want
     tiles: TileConfig
     work: WorkConfig | None  # what the GPU kernels' work lists are made for; None: no GPU kernel will run
@@ -81,6 +94,7 @@ class _Rows:
     prompts: np.ndarray  # prompt lengths
     on_device: np.ndarray  # bool
     samples: np.ndarray  # bool
+    read: np.ndarray  # tokens of the step that are read
 
 
 def build(plan: StepPlan, size: int, shape: BatchShape) -> StepInput:
@@ -89,18 +103,15 @@ def build(plan: StepPlan, size: int, shape: BatchShape) -> StepInput:
         *((r.count, r.slot, r.start, r.request.num_prompt, r.token_on_device, r.samples) for r in plan.rows),
         strict=True,
     )
-    rows = _Rows(
-        **dict(
-            zip(("counts", "slots", "starts", "prompts", "on_device", "samples"), map(np.array, columns), strict=True)
-        )
-    )
+    names = ("counts", "slots", "starts", "prompts", "on_device", "samples")
+    rows = _Rows(**dict(zip(names, map(np.array, columns), strict=True)), read=_tokens_read(plan))
     return _pack(rows, np.concatenate([row.tokens for row in plan.rows]), plan.block_tables, size, shape)
 
 
 def example(size: int, shape: BatchShape) -> StepInput:
     """A StepInput of the bucket with one row of one token, for its shapes and dtypes."""
     zero, no = np.zeros(1, np.int64), np.zeros(1, np.bool_)
-    rows = _Rows(counts=zero + 1, slots=zero, starts=zero, prompts=zero + 1, on_device=no, samples=no)
+    rows = _Rows(counts=zero + 1, slots=zero, starts=zero, prompts=zero + 1, on_device=no, samples=no, read=zero[:0])
     return _pack(rows, np.zeros(1, np.int32), np.zeros((shape.max_num_seqs, shape.table_width), np.int32), size, shape)
 
 
@@ -132,12 +143,26 @@ def _pack(rows: _Rows, tokens: np.ndarray, block_tables: np.ndarray, size: int, 
         slot_mapping=_padded(slot_mapping, size),
         attention=attention,
     )
+    sample_at = np.zeros(shape.max_num_seqs + shape.max_num_read, np.int32)
+    sample_at[: np.count_nonzero(rows.samples)] = ends[rows.samples] - 1
+    sample_at[shape.max_num_seqs : shape.max_num_seqs + len(rows.read)] = rows.read
     return StepInput(
         inputs=inputs,
         from_device=from_device,
         table_rows=_padded(rows.slots[row_of_token], size),
-        sample_at=_padded(ends[rows.samples] - 1, shape.max_num_seqs),
+        sample_at=sample_at,
     )
+
+
+def _tokens_read(plan: StepPlan) -> np.ndarray:
+    """Places in the step's tokens of what is read, in the order of plan.reading_rows."""
+    reading = plan.reading_rows
+    if not reading:
+        return np.zeros(0, np.int64)
+    begins = dict(
+        zip((row.slot for row in plan.rows), accumulate((r.count for r in plan.rows), initial=0), strict=False)
+    )
+    return np.concatenate([np.array(row.read) - row.start + begins[row.slot] for row in reading])
 
 
 def _padded(values: np.ndarray, length: int, fill: int = 0) -> np.ndarray:

@@ -11,8 +11,8 @@ class BlockManager:
     """Gives blocks to requests, shares computed ones and takes them back.
 
     Invariants: a block is listed in the prefix cache only when a dispatched (or just planned) step writes all
-    of it, and never while it is handed out for new content; after each planned step the block a row writes
-    next is its own alone, because only full blocks stay shared.
+    of it, and never while it is handed out for new content; after each planned step the block a row has written to
+    is its own alone. Of shared blocks only full ones are not copied in time: beams claim() what they write.
     """
 
     def __init__(
@@ -20,12 +20,13 @@ class BlockManager:
     ) -> None:
         self.block_size = block_size
         self.num_usable = num_blocks - 1
-        self._tables = BlockTables.empty(
+        self._blank = BlockTables.empty(
             num_blocks=num_blocks,
             block_size=block_size,
             num_slots=num_slots,
             blocks_per_slot=-(-max_model_len // block_size),
         )
+        self._tables = self._blank
         self._open: TablesDraft | None = None
         self._cache = PrefixCache() if enable_prefix_caching else None
         self._chains: dict[str, HashChain] = {}
@@ -43,6 +44,19 @@ class BlockManager:
     def num_shared(self) -> int:
         return (self._open or self._tables).num_shared
 
+    def figures(self) -> dict[str, int]:
+        """Gauges and counters under the names of SchedulerStats."""
+        return {
+            "num_blocks": self.num_usable,
+            "blocks_used": self.num_used,
+            "blocks_used_peak": self.peak_used,
+            "blocks_shared": self.num_shared,
+            "blocks_shared_peak": self.peak_shared,
+            "blocks_reused": self.blocks_reused,
+            "prefix_queries": self.prefix_queries,
+            "prefix_hits": self.prefix_hits,
+        }
+
     def track(self, request: Request) -> None:
         """Start keeping the request's block keys."""
         if self._cache is not None:
@@ -51,6 +65,13 @@ class BlockManager:
     def forget(self, request: Request) -> None:
         """Stop keeping the request's block keys."""
         self._chains.pop(request.request_id, None)
+
+    def track_fork(self, parent: Request, child: Request) -> None:
+        """As track(), with the keys of the parent's blocks, whose tokens are the child's, too."""
+        if self._cache is not None:
+            if parent.slot is not None:
+                self.index(parent)
+            self._chains[child.request_id] = self._chains[parent.request_id].copy()
 
     def admit(self, request: Request, slot: int) -> int | None:
         """Blocks for all tokens of a request, cached ones first: how many leading tokens are already computed.
@@ -96,6 +117,32 @@ class BlockManager:
         copy = draft.privatise(slot, shared - 1)
         self._forget_fresh(draft)
         assert copy is not None, "a block just shared has one holder"
+        return (copy,)
+
+    def share(self, request: Request, slot: int) -> None:
+        """Give an idle slot all the request's blocks, the partly filled one included: see claim()."""
+        assert request.slot is not None, f"{request.request_id} holds no blocks"
+        blocks = self._draft().row(request.slot)
+        self._draft().attach(slot, blocks)
+        self.blocks_reused += len(blocks)
+
+    def claim(self, request: Request, count: int) -> tuple[tuple[int, int], ...] | None:
+        """Blocks of its own for a request's next tokens: fresh ones, and a copy of a shared one that is partly filled.
+
+        Returns the block copies the step has to make first; None, and nothing changed, when blocks are short.
+        Example: block_size 4, two beams of 6 tokens share blocks 1 and 2. Who claims first gets (2, 3) to copy and
+        holds 1 and 3; the other then is alone with block 2, and writes to it.
+        """
+        assert request.slot is not None, f"{request.request_id} holds no blocks"
+        draft, (index, filled) = self._draft(), divmod(request.num_computed, self.block_size)
+        if not filled or not draft.is_shared(request.slot, index):
+            return () if self.grow(request.slot, request.num_computed + count) else None
+        assert count == 1, f"{request.request_id} shares the block that a chunk begins in"
+        if not draft.num_free:
+            return None
+        copy = draft.privatise(request.slot, index)
+        self._forget_fresh(draft)
+        assert copy is not None, "a shared block has one holder"
         return (copy,)
 
     def grow(self, slot: int, num_tokens: int) -> bool:
@@ -149,6 +196,14 @@ class BlockManager:
             self.peak_shared = max(self.peak_shared, self._tables.num_shared)
         return self._tables
 
+    def restart(self) -> None:
+        """Every block is free and none can be hit: what they hold is lost. Requests' block keys are kept."""
+        self._open, self._tables = None, self._blank
+        for chain in self._chains.values():
+            chain.num_indexed = 0
+        if self._cache is not None:
+            self._cache.clear()
+
     def reset_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing done, while a request holds blocks."""
         if self.num_used:
@@ -172,9 +227,11 @@ class BlockManager:
         return self._open
 
     def _lookup(self, request: Request) -> list[int]:
-        if self._cache is None:
+        if self._cache is None or not request.params.reads_prefix_cache:
             return []
-        most = (request.num_tokens - 1) // self.block_size
+        # What is read off the prompt has to be computed, and so has the last token.
+        unread = request.next_to_read
+        most = min(request.num_tokens - 1, request.num_tokens if unread is None else unread) // self.block_size
         return self._cache.longest_prefix(self._chains[request.request_id].keys(request, most))
 
     def _forget_fresh(self, draft: TablesDraft) -> None:

@@ -14,10 +14,12 @@ from jaxpaged.batch import BatchShape
 from jaxpaged.cache import Device, count_blocks
 from jaxpaged.config import EngineConfig
 from jaxpaged.models.config import ModelConfig
+from jaxpaged.models.forward import Backends
 from jaxpaged.models.registry import family_of
 from jaxpaged.pallas_kernels import (
     TileConfig,
     WorkConfig,
+    dense_implementations,
     gpu_work_config,
     hopper_work_config,
     implementations,
@@ -29,6 +31,8 @@ from jaxpaged.sharding.mesh import MODEL_AXIS
 from jaxpaged.sharding.rules import TENSOR_PARALLEL, sharding_of
 
 CPU_TILES = TileConfig(decode_lanes=32, decode_kv=64, prefill_queries=64, prefill_kv=128)
+# Every query in a tile of one shape, whether it comes alone or in a chunk.
+INVARIANT_TILES = TileConfig(decode_lanes=0, decode_kv=128, prefill_queries=8, prefill_kv=128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,7 @@ class Limits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_read: int  # positions of prompts that a step can score or embed
     num_blocks: int  # the trash block included
 
 
@@ -85,10 +90,8 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
 
     Raises: ValueError for an option that does not work with the model or the device.
     """
-    if config.attention_backend not in ("auto", *implementations()):
-        raise ValueError(
-            f"attention_backend: wanted auto or one of {implementations()}, got {config.attention_backend!r}"
-        )
+    _check_backend("attention_backend", config.attention_backend, implementations())
+    _check_backend("matmul_backend", config.matmul_backend, dense_implementations())
     dtype = resolve_dtype(config.dtype, model.dtype, device.platform)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
     family = family_of(model)
@@ -96,9 +99,13 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
     parameters = _parameters(state, mesh)
     weights = sum(parameter.bytes_per_device(dtype) for parameter in parameters)
     limits = resolve_limits(config, model, cache_dtype, device, weights)
-    backend = _attention_backend(config.attention_backend, mesh)
+    if config.batch_invariant:
+        backends = _invariant_backends(config, mesh, device.platform)
+    else:
+        backends = _backends(config, mesh)
     spec = RunnerSpec(
         on_cpu=device.platform == "cpu",
+        batch_invariant=config.batch_invariant,
         num_blocks=limits.num_blocks,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logprobs=min(config.max_logprobs, model.vocab_size),
@@ -106,19 +113,25 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
         batch=BatchShape(
             block_size=config.block_size,
             max_num_seqs=limits.max_num_seqs,
+            max_num_read=limits.max_num_read,
             table_width=_table_width(limits.max_model_len, config.block_size),
-            tiles=CPU_TILES,
-            work=_work_config(backend, model, config.block_size, cache_dtype, device, mesh),
+            tiles=INVARIANT_TILES if config.batch_invariant else CPU_TILES,
+            work=_work_config(backends.attention, model, config.block_size, cache_dtype, device, mesh),
         ),
     )
-    code = ModelCode(graphdef=graphdef, params_tree=jax.tree.structure(state), attention_backend=backend)
+    code = ModelCode(graphdef=graphdef, params_tree=jax.tree.structure(state), backends=backends)
     return Blueprint(model=model, dtype=dtype, limits=limits, code=code, spec=spec, parameters=parameters, mesh=mesh)
 
 
-def _attention_backend(wanted: str, mesh: Mesh | AbstractMesh) -> str:
-    """ "auto" stays so on one device. XLA cannot cut a call into foreign code: over several CPUs it is "tiled"."""
+def _check_backend(option: str, wanted: str, names: tuple[str, ...]) -> None:
+    if wanted not in ("auto", *names):
+        raise ValueError(f"{option}: wanted auto or one of {names}, got {wanted!r}")
+
+
+def _on_one_cpu(wanted: str, mesh: Mesh | AbstractMesh, *, otherwise: str) -> str:
+    """ "auto" stays so on one device. XLA cannot cut a call into foreign code: over several CPUs it is `otherwise`."""
     split_cpu = mesh.size > 1 and isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu"
-    return "tiled" if wanted == "auto" and split_cpu else wanted
+    return otherwise if wanted == "auto" and split_cpu else wanted
 
 
 def resolve_dtype(wanted: str, checkpoint: str, platform: str) -> Any:
@@ -158,9 +171,32 @@ def resolve_limits(
     room = (num_blocks - 1) * config.block_size
     if wanted is None:
         max_model_len = min(max_model_len, room)
-    budget = config.max_num_batched_tokens or (512 if on_cpu else 2048)
+    usual = max_num_seqs if config.batch_invariant else 512 if on_cpu else 2048
+    budget = config.max_num_batched_tokens or usual
+    most_read = 128 if on_cpu else 512
     return Limits(
-        max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, num_blocks=num_blocks
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_num_read=most_read if config.batch_invariant else min(budget, most_read),
+        num_blocks=num_blocks,
+    )
+
+
+def _invariant_backends(config: EngineConfig, mesh: Mesh | AbstractMesh, platform: str) -> Backends:
+    """Those whose sums do not depend on what else is in a step: attention for GPUs shares out its work otherwise."""
+    attention = _backends(config, mesh).attention
+    if attention not in ("auto", "numba", "tiled"):
+        raise ValueError(f"attention_backend: wanted auto, numba or tiled with batch_invariant=True, got {attention!r}")
+    if config.matmul_backend not in ("auto", "xla"):
+        raise ValueError(f"matmul_backend: wanted auto or xla with batch_invariant=True, got {config.matmul_backend!r}")
+    return Backends(attention="tiled" if attention == "auto" and platform != "cpu" else attention, matmul="xla")
+
+
+def _backends(config: EngineConfig, mesh: Mesh | AbstractMesh) -> Backends:
+    return Backends(
+        attention=_on_one_cpu(config.attention_backend, mesh, otherwise="tiled"),
+        matmul=_on_one_cpu(config.matmul_backend, mesh, otherwise="xla"),
     )
 
 

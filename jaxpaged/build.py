@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,12 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, Slot, ignorable_tensors, load_weights, open_checkpoint
+from jaxpaged.models.weights.hub import fetch_snapshot, is_hub_id
 from jaxpaged.runner import ModelRunner
+from jaxpaged.scheduler import Scheduler
 from jaxpaged.sharding.mesh import make_mesh
-from jaxpaged.warm_start import WarmStart, use_compilation_cache
+from jaxpaged.tokenizer import Tokenizer
+from jaxpaged.warm_start import WarmStart, processor_name, use_compilation_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,7 @@ class Loaded:
     """A started device side and what the host needs to know of it."""
 
     checkpoint: Checkpoint
-    limits: Limits
+    blueprint: Blueprint
     runner: ModelRunner
     load_seconds: float
     compile_seconds: float
@@ -46,7 +50,7 @@ def load(config: EngineConfig) -> Loaded:
     model = checkpoint.config
     plan = draw_blueprint(config, model, mesh.devices.flat[0], mesh)
     runner = ModelRunner(model, plan.code, plan.spec, mesh, plan.abstract_params)
-    warm = WarmStart(cache, model, plan.code, plan.spec, mesh)
+    warm = WarmStart(cache, processor_name(mesh.devices.flat[0]), model, plan.code, plan.spec, mesh)
     if config.warmup and not warm.ready:
         runner.programs.start(os.cpu_count() or 1)
     begun = time.perf_counter()
@@ -64,10 +68,49 @@ def load(config: EngineConfig) -> Loaded:
         warm.remember()
     return Loaded(
         checkpoint=checkpoint,
-        limits=plan.limits,
+        blueprint=plan,
         runner=runner,
         load_seconds=loaded - begun,
         compile_seconds=time.perf_counter() - loaded,
+    )
+
+
+def make_scheduler(config: EngineConfig, limits: Limits) -> Scheduler:
+    """The scheduler for an engine of these sizes."""
+    return Scheduler(
+        num_blocks=limits.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_num_read=limits.max_num_read,
+    )
+
+
+def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer that the config names, by default the checkpoint's own; None where it wants none.
+
+    Raises: ValueError where there is none, or none that can be used.
+    """
+    name = config.tokenizer
+    if config.skip_tokenizer_init:
+        return None
+    if name is None:
+        return checkpoint.tokenizer()
+    if name.endswith(".gguf"):
+        return Tokenizer.from_gguf(name)
+    if Path(name).is_dir() or not is_hub_id(name):
+        return Tokenizer.from_directory(name)
+    return Tokenizer.from_directory(
+        fetch_snapshot(
+            name,
+            revision=config.tokenizer_revision,
+            token=config.hf_token,
+            download_dir=config.download_dir,
+            weights=False,
+        )
     )
 
 

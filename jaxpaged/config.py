@@ -37,6 +37,7 @@ class EngineConfig:
 
     model: str  # directory, .gguf file, Hugging Face id, or "demo"
     tokenizer: str | None = None  # where the tokenizer comes from; None: the model
+    tokenizer_revision: str | None = None  # branch, tag or commit of the hub id that tokenizer names
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     revision: str | None = None  # of a Hugging Face id
     hf_token: str | None = field(default=None, repr=False)
@@ -54,19 +55,23 @@ class EngineConfig:
     enable_prefix_caching: bool = True
 
     max_num_seqs: int | None = None  # sequences running at once; None: 64 on CPU, else 256
-    max_num_batched_tokens: int | None = None  # token budget of a step; None: 512 on CPU, else 2048
+    max_num_batched_tokens: int | None = None  # of a step; None: 512 on CPU, else 2048 (batch_invariant: max_num_seqs)
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True  # run-ahead: dispatch step k+1 before reading step k's tokens
+    batch_invariant: bool = False  # answers are bit for bit those that a request gets alone, at a price
+    max_num_queued_reqs: int | None = None  # AsyncLLM: sequences that may wait besides max_num_seqs; None: any number
+    stream_interval: int = 1  # tokens between two outputs of a streamed request; the first and the last come at once
     max_logprobs: int = 20  # most alternatives a request may ask for
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     quantization: str | None = None
     attention_backend: str = "auto"  # implementation of pallas_kernels.paged_attention
+    matmul_backend: str = "auto"  # implementation of pallas_kernels.dense_matmul, for products with weights
 
     compilation_cache_dir: str | None = None  # None: jaxpaged's own under the user's cache directory
     warmup: bool = True  # compile every program at start; False: each at first use
-    disable_log_stats: bool = True
+    disable_log_stats: bool = True  # False: a line of figures every ten seconds, at logging's level INFO
     use_tqdm_on_load: bool = True  # progress bars while loading and compiling
 
     @classmethod
@@ -80,7 +85,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _want(isinstance(self.model, str) and bool(self.model), "model", "a path or model name", self.model)
-        for name in ("tokenizer", "revision", "hf_token", "download_dir", "compilation_cache_dir"):
+        texts = ("tokenizer", "tokenizer_revision", "revision", "hf_token", "download_dir", "compilation_cache_dir")
+        for name in texts:
             value = getattr(self, name)
             _want(value is None or (isinstance(value, str) and bool(value)), name, "a non-empty string or None", value)
         for name in (f.name for f in dataclasses.fields(self) if f.type == "bool"):
@@ -98,6 +104,11 @@ class EngineConfig:
         for name in ("max_model_len", "num_gpu_blocks_override"):  # room for an output; a block beside the trash block
             value = getattr(self, name)
             _want(value is None or (_is_integer(value) and value >= 2), name, "an integer of 2 or more, or None", value)
+        queued = self.max_num_queued_reqs
+        _want(
+            queued is None or (_is_integer(queued) and queued >= 0), "max_num_queued_reqs", "0 or more, or None", queued
+        )
+        _positive("stream_interval", self.stream_interval)
         _positive("tensor_parallel_size", self.tensor_parallel_size)
         share = self.gpu_memory_utilization
         _want(isinstance(share, int | float) and 0 < share <= 1, "gpu_memory_utilization", "0 < x <= 1", share)

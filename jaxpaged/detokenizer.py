@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -39,7 +40,11 @@ class Detokenizer:
         self._decoder = None
         self._stop_tokens: dict[int, str] = {}
         if tokenizer is not None and params.detokenize:
-            self._decoder = token_decoder(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            self._decoder = token_decoder(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between=params.skip_special_tokens or params.spaces_between_special_tokens,
+            )
             self._stop_tokens = stop_token_strings(params, tokenizer)
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -75,6 +80,13 @@ class Detokenizer:
         if not ended:
             return None
         return self._finish(token_ids, hide_last=hide_last)
+
+    def fork(self) -> Detokenizer:
+        """A copy that goes on with other tokens."""
+        twin = copy.copy(self)
+        twin._decoder = None if self._decoder is None else self._decoder.fork()
+        twin._unread, twin._untaken = list(self._unread), list(self._untaken)
+        return twin
 
     @property
     def text(self) -> str:

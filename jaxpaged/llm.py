@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import deque
-from collections.abc import Container, Generator, Sequence
-from numbers import Integral
+from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 from tqdm import tqdm
 
+from jaxpaged.admission import Ticket
+from jaxpaged.beam_output import beam_output
+from jaxpaged.beam_params import BeamSearchOutput, BeamSearchParams
 from jaxpaged.config import EngineConfig
+from jaxpaged.driver import Driver
 from jaxpaged.engine import Engine
-from jaxpaged.interrupts import undivided
-from jaxpaged.outputs import RequestOutput
-from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, conversations_of, is_conversation, prompts_of, tokenize
+from jaxpaged.intake import ChatOptions, Intake, ranks
+from jaxpaged.keywords import reject_unknown_keywords
+from jaxpaged.outputs import ContinuationScore, EmbeddingRequestOutput, RequestOutput
+from jaxpaged.prompt_reader import PromptReader
+from jaxpaged.prompts import ChatMessage, Prompt, Tokenized, is_conversation, prompts_of
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
 
@@ -28,8 +31,9 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.engine = Engine(EngineConfig.create(model, **options))
-        self._ids = itertools.count()
-        self._mail: dict[str, deque[RequestOutput]] = {}  # of open streams: what came while others were stepping
+        self._intake = Intake(self.engine)
+        self._driver = Driver(self.engine)
+        self._reader = PromptReader(self._intake, self._driver)
 
     def generate(
         self,
@@ -49,8 +53,7 @@ class LLM:
 
         Raises: ValueError naming the prompt that is refused; then, and after Ctrl-C, nothing of the call stays queued.
         """
-        tokenized = [tokenize(prompt, self.engine.tokenizer) for prompt in prompts_of(prompts)]
-        return self._run(tokenized, sampling_params, use_tqdm, priority)
+        return self._run(self._intake.prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -69,18 +72,35 @@ class LLM:
         The template writes what begins a sequence, so no such token is added a second time.
         Raises: ValueError as generate(), and when there is no template or it refuses the messages.
         """
-        tokenized = [
-            self._render(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                **(chat_template_kwargs or {}),
-            )
-            for conversation in conversations_of(messages)
-        ]
-        return self._run(tokenized, sampling_params, use_tqdm, None)
+        options = ChatOptions(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._run(self._intake.chats(messages, options), sampling_params, use_tqdm, None)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        priority: Sequence[int] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The most probable continuations of every prompt, by beam search; results in input order.
+
+        Raises: ValueError as generate(), and for a beam_width beyond what the engine's max_num_seqs or max_logprobs
+        allow.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params: wanted BeamSearchParams, got {params!r}")
+        tokenized = self._intake.prompts(prompts)
+        tickets, order = self._intake.tickets(tokenized, params), ranks(priority, len(tokenized))
+        with tqdm(total=len(tickets), desc="searches", disable=not use_tqdm) as bar:
+            outputs = self._driver.run(tickets, order, bar.update)
+        return [beam_output(output, params, self.engine.tokenizer) for output in outputs]
 
     def generate_stream(
         self, prompt: Prompt | Sequence[ChatMessage], sampling_params: SamplingParams | None = None
@@ -92,50 +112,142 @@ class LLM:
         Raises: ValueError as generate(), before the iterator is returned.
         """
         if is_conversation(prompt):
-            options = {"chat_template": None, "add_generation_prompt": True, "continue_final_message": False}
-            (conversation,) = conversations_of(cast(Sequence[ChatMessage], prompt))
-            tokenized = self._render(conversation, tools=None, **options)
+            tokenized = self._intake.chats(cast(Sequence[ChatMessage], prompt), ChatOptions())
         else:
-            tokenized = tokenize(cast(Prompt, prompt), self.engine.tokenizer)
-        (params,) = self._params(sampling_params, 1, RequestOutputKind.DELTA)
-        self._check([tokenized], [params])
-        return self._stream(tokenized, params)
+            tokenized = [self._intake.prompt(cast(Prompt, prompt))]
+        params = self._intake.params(sampling_params, 1, RequestOutputKind.DELTA)
+        (ticket,) = self._intake.tickets(tokenized, params)
+        return self._driver.stream(ticket)
 
-    def _stream(self, prompt: Tokenized, params: SamplingParams) -> Generator[RequestOutput]:
-        request_id = str(next(self._ids))
-        mail = self._mail[request_id] = deque()
-        finished = False
-        try:
-            self._add([request_id], [prompt], [params], [0])
-            while not finished and (mail or self.engine.has_unfinished):
-                for output in [mail.popleft()] if mail else self._step([request_id]):
-                    finished = output.finished
-                    yield output
-        finally:
-            self._abandon([request_id])
-            del self._mail[request_id]
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queue what generate() would run, and return the requests' ids at once; wait() gives the outputs.
+
+        Requests are computed while some call steps the engine: wait(), generate(), a stream.
+        Raises: ValueError as generate(), queueing nothing.
+        """
+        return self._enqueue(self._intake.prompts(prompts), sampling_params, priority)
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Queue what chat() would run, see enqueue(); options are chat()'s, as chat_template or tools."""
+        reject_unknown_keywords("LLM.enqueue_chat", options, (field.name for field in dataclasses.fields(ChatOptions)))
+        return self._enqueue(self._intake.chats(messages, ChatOptions(**options)), sampling_params, priority)
+
+    def wait(self, request_ids: str | Sequence[str], *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """The outputs of enqueued requests, in the order of the ids; each is given once.
+
+        After Ctrl-C the requests stay queued, and wait() may be called again.
+        Raises: ValueError for an id that enqueue() did not give or that was waited for already.
+        """
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        with tqdm(total=len(ids), desc="requests", disable=not use_tqdm) as bar:
+            return self._driver.wait(ids, bar.update)
+
+    def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """wait() for all requests that are enqueued, in the order in which they were."""
+        return self.wait(self._driver.enqueued, use_tqdm=use_tqdm)
+
+    def abort(self, request_ids: str | Sequence[str]) -> None:
+        """End enqueued requests; wait() gives what they have, with finish reason "abort". Others are ignored."""
+        self._driver.abort([request_ids] if isinstance(request_ids, str) else request_ids)
+
+    def score_continuations(
+        self, contexts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[ContinuationScore]:
+        """Log-likelihoods of given continuations; nothing is generated. Results in input order.
+
+        Args:
+            contexts: one for all continuations, or one for each. Their beginnings are read from the prefix cache.
+            continuations: texts, or token ids where the contexts are token ids.
+            use_tqdm: show progress.
+
+        Raises: ValueError naming the pair that is refused.
+        """
+        given, wanted = prompts_of(contexts), prompts_of(continuations)
+        if len(given) == 1:
+            given *= len(wanted)
+        if len(given) != len(wanted):
+            raise ValueError(f"contexts: wanted one, or one for each of {len(wanted)} continuations, got {len(given)}")
+        with tqdm(total=len(wanted), desc="continuations", disable=not use_tqdm) as bar:
+            return self._reader.score(given, wanted, bar.update)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, out of the final hidden states; results in input order.
+
+        Args:
+            prompts: as for generate(); up to max_model_len tokens each.
+            pooling: "last", the last token's state, or "mean", the mean over all tokens.
+            normalize: scale to length 1.
+            use_tqdm: show progress.
+
+        Raises: ValueError naming the prompt that is refused.
+        """
+        given = prompts_of(prompts)
+        with tqdm(total=len(given), desc="prompts", disable=not use_tqdm) as bar:
+            return self._reader.embed(given, pooling, normalize, bar.update)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ValueError with skip_tokenizer_init=True."""
-        if self.engine.tokenizer is None:
-            raise ValueError("this engine has no tokenizer: it was built with skip_tokenizer_init=True")
-        return self.engine.tokenizer
+        return self._intake.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends, over SamplingParams' own defaults."""
-        names = {
-            "temperature": "temperature",
-            "top_p": "top_p",
-            "top_k": "top_k",
-            "min_p": "min_p",
-            "max_new_tokens": "max_tokens",
-        }
-        given = self.engine.generation_config
-        return SamplingParams(**{ours: given[hf] for hf, ours in names.items() if given.get(hf) is not None})
+        return self._intake.recommended()
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
         return self.engine.reset_prefix_cache()
+
+    def model_state(self) -> tuple[Any, Any]:
+        """(graphdef, state) of the model, as nnx.split gives them: nnx.merge(*llm.model_state()) is its module.
+
+        The state holds the engine's own arrays. Do not donate them to a computation.
+        """
+        return self.engine.weights.split()
+
+    def update_weights(self, weights: Any) -> None:
+        """Take other weights: an nnx module or state, or a pytree with the names, shapes and dtypes of model_state().
+
+        Arrays that are laid out as the engine's are shared, not copied: donate them only to what makes the next
+        update's. The prefix cache is emptied. Raises: ValueError listing what does not fit, RuntimeError while
+        requests run; in both cases nothing is changed.
+        """
+        self.engine.weights.update(weights)
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the devices' memory: drop the KV cache and move the weights to the host (1) or drop them (2).
+
+        Raises: RuntimeError while requests run.
+        """
+        self.engine.weights.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Undo sleep(), all of it or "weights" or "kv_cache" alone. After level 2, call update_weights() first."""
+        self.engine.weights.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether weights or KV cache are off the devices; requests are refused then."""
+        return bool(self.engine.weights.asleep)
 
     def close(self) -> None:
         """Done with it: a process that ends right after a warm start need not wait for programs still being read."""
@@ -145,11 +257,6 @@ class LLM:
         """Counters and gauges, see Engine.stats."""
         return self.engine.stats()
 
-    def _render(self, conversation: Sequence[ChatMessage], **options: Any) -> Tokenized:
-        tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(list(conversation), **options)
-        return Tokenized(text=text, ids=tokenizer.encode(text, add_special_tokens=False))
-
     def _run(
         self,
         prompts: Sequence[Tokenized],
@@ -157,81 +264,25 @@ class LLM:
         use_tqdm: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = self._params(sampling_params, len(prompts), RequestOutputKind.FINAL_ONLY)
-        ranks = _ranks(priority, len(prompts))
-        self._check(prompts, params)
-        ids = [str(next(self._ids)) for _ in prompts]
-        done: dict[str, RequestOutput] = {}
-        try:
-            self._add(ids, prompts, params, ranks)
-            own = frozenset(ids)
-            with tqdm(total=len(ids), desc="requests", disable=not use_tqdm) as bar:
-                while len(done) < len(ids):
-                    for output in self._step(own):
-                        done[output.request_id] = output
-                        bar.update()
-        finally:
-            self._abandon(ids)  # those of an interrupted call; finished ones are unknown and ignored
-        return [done[request_id] for request_id in ids]
+        tickets, order = self._checked(prompts, sampling_params, priority)
+        with tqdm(total=len(tickets), desc="requests", disable=not use_tqdm) as bar:
+            return self._driver.run(tickets, order, bar.update)
 
-    def _step(self, own: Container[str]) -> list[RequestOutput]:
-        """One engine step: the outputs of the caller's own requests. Those of open streams are kept for them."""
-        mine: list[RequestOutput] = []
-        with undivided():
-            for output in self.engine.step():
-                if output.request_id in own:
-                    mine.append(output)
-                elif output.request_id in self._mail:
-                    self._mail[output.request_id].append(output)
-        return mine
-
-    def _params(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int, kind: RequestOutputKind
-    ) -> list[SamplingParams]:
-        """One SamplingParams for each prompt, with the kind of output that the front end wants."""
-        params = self.get_default_sampling_params() if given is None else given
-        each = [params] * count if isinstance(params, SamplingParams) else params
-        if not isinstance(each, Sequence) or not all(isinstance(item, SamplingParams) for item in each):
-            raise ValueError(
-                f"sampling_params: wanted SamplingParams, or a list with one for each prompt, got {given!r}"
-            )
-        _check_count("sampling_params", each, count)
-        return [dataclasses.replace(item, output_kind=kind) for item in each]
-
-    def _check(self, prompts: Sequence[Tokenized], params: Sequence[SamplingParams]) -> None:
-        """All or none are queued, so every request is checked before the first is added."""
-        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            try:
-                self.engine.check(prompt.ids, param)
-            except ValueError as error:
-                raise ValueError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from None
-
-    def _add(
+    def _enqueue(
         self,
-        ids: Sequence[str],
         prompts: Sequence[Tokenized],
-        params: Sequence[SamplingParams],
-        priority: Sequence[int],
-    ) -> None:
-        with undivided():
-            for request_id, prompt, param, rank in zip(ids, prompts, params, priority, strict=True):
-                self.engine.add(request_id, prompt.ids, param, prompt=prompt.text, priority=rank)
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> list[str]:
+        return self._driver.enqueue(*self._checked(prompts, sampling_params, priority))
 
-    def _abandon(self, ids: Sequence[str]) -> None:
-        with undivided():
-            for request_id in ids:
-                self.engine.abort(request_id)
-
-
-def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
-    if priority is None:
-        return [0] * count
-    if not isinstance(priority, Sequence) or not all(isinstance(rank, Integral) for rank in priority):
-        raise ValueError(f"priority: wanted a list of integers, one for each prompt, got {priority!r}")
-    _check_count("priority", priority, count)
-    return list(priority)
-
-
-def _check_count(name: str, given: Sequence[object], count: int) -> None:
-    if len(given) != count:
-        raise ValueError(f"{name}: wanted one for each of the {count} prompts, got {len(given)}")
+    def _checked(
+        self,
+        prompts: Sequence[Tokenized],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> tuple[list[Ticket], list[int]]:
+        """A ticket and a rank for each prompt: all are checked before the first is queued."""
+        params = self._intake.params(sampling_params, len(prompts), RequestOutputKind.FINAL_ONLY)
+        order = ranks(priority, len(prompts))
+        return self._intake.tickets(prompts, params), order

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from jaxpaged.detokenizer import Detokenizer, StopMatch
 from jaxpaged.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxpaged.plan import TokenLogprobs
-from jaxpaged.request import FinishReason, Request
+from jaxpaged.prompt_scores import PromptLogprobs, complete_reading, prompt_logprobs
+from jaxpaged.request import FinishReason, Request, described
 from jaxpaged.sampling_params import RequestOutputKind, SamplingParams
 from jaxpaged.tokenizer import Tokenizer
 
@@ -34,8 +35,9 @@ class Sample:
         self._num_read = 0  # output tokens given to the detokeniser
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative = 0.0
-        self._num_delivered = 0  # output tokens delivered as deltas
+        self._num_delivered = 0  # output tokens that were in an output
         self._ended = False
+        self._end_delivered = False
 
     def advance(self) -> StopMatch | None:
         """Read the request's new tokens; the stop string they complete, if any. Call once more after an abort."""
@@ -46,7 +48,7 @@ class Sample:
         self._num_read += len(new)
         self._add_logprobs(request, len(new))
         self._ended = request.finished
-        at_stop = bool(new) and request.finish_reason == FinishReason.STOP
+        at_stop = bool(new) and request.finish_reason == FinishReason.STOP and request.ends_with(new[-1])
         return self._detokenizer.push(new, ended=request.finished, hide_last=at_stop)
 
     def stop_at(self, match: StopMatch) -> None:
@@ -55,12 +57,29 @@ class Sample:
         self.request.stop_reason = match.stop
         self._ended = True
 
+    def fail(self, error: Exception) -> None:
+        """End with "error" whatever the request's state; tokens and text so far stay."""
+        self.request.finish_reason, self.request.stop_reason = FinishReason.ERROR, None
+        self.request.error = described(error)
+        self._ended = True
+        if self.request.params.wants_logprobs:
+            self._num_read = len(self._logprobs)
+
+    def drop_text(self) -> None:
+        """Show no text any more: making it failed."""
+        self._detokenizer = Detokenizer(None, self.request.params)
+
+    def is_due(self, interval: int) -> bool:
+        """Whether an output is due: with the first token, every interval tokens, and at the end."""
+        new = self._num_read - self._num_delivered
+        return self._ended > self._end_delivered or new >= interval or (new > 0 and not self._num_delivered)
+
     def completion(self, kind: RequestOutputKind) -> CompletionOutput:
         """What is known, or with DELTA what is new since the last call."""
         request = self.request
         start = self._num_delivered if kind == RequestOutputKind.DELTA else 0
-        self._num_delivered = self._num_read
-        wants = request.params.logprobs is not None
+        self._num_delivered, self._end_delivered = self._num_read, self._ended
+        wants = request.params.wants_logprobs
         return CompletionOutput(
             index=self.index,
             text=self._detokenizer.take_delta() if kind == RequestOutputKind.DELTA else self._detokenizer.text,
@@ -69,10 +88,11 @@ class Sample:
             logprobs=self._logprobs[start:] if wants else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            error=request.error,
         )
 
     def _add_logprobs(self, request: Request, count: int) -> None:
-        if request.params.logprobs is None or not count:
+        if not request.params.wants_logprobs or not count:
             return
         for token, found in zip(request.output_ids[-count:], request.logprobs[-count:], strict=True):
             assert found is not None, "a request with logprobs got a token without"
@@ -80,13 +100,13 @@ class Sample:
             self._cumulative += found.sampled_logprob
 
     def _entries(self, token: int, found: TokenLogprobs) -> dict[int, Logprob]:
-        """The sampled token first, then the best ones, each once with its true rank."""
+        """The sampled token first, then the best ones, each once with its true rank; or the ids the request named."""
         entries = {token: self._logprob(token, found.sampled_logprob, found.sampled_rank)}
         for rank, (top, logprob) in enumerate(zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True), 1):
-            entries.setdefault(top, self._logprob(top, logprob, rank))
+            entries.setdefault(top, self._logprob(top, logprob, rank if found.ranked else None))
         return entries
 
-    def _logprob(self, token: int, logprob: float, rank: int) -> Logprob:
+    def _logprob(self, token: int, logprob: float, rank: int | None) -> Logprob:
         text = self._tokenizer.token_text(token) if self._tokenizer is not None else ""
         return Logprob(logprob=logprob, rank=rank, decoded_token=text)
 
@@ -101,11 +121,16 @@ class RequestGroup:
         params: SamplingParams,
         requests: Sequence[Request],
         tokenizer: Tokenizer | None,
+        stream_interval: int,
     ) -> None:
         self.request_id = request_id
         self.samples = tuple(Sample(index, request, tokenizer) for index, request in enumerate(requests))
         self._prompt = prompt
+        self._prompt_ids = list(requests[0].prompt_ids)  # one list for all outputs
         self._kind = params.output_kind
+        self._interval = max(stream_interval, params.stream_interval or 1)
+        self._tokenizer = tokenizer
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._arrival = time.monotonic()
         self._first_token: float | None = None
 
@@ -114,18 +139,18 @@ class RequestGroup:
         return all(sample.request.finished for sample in self.samples)
 
     def output(self) -> RequestOutput | None:
-        """The request's output now; None when only the final one is wanted and it is not there yet."""
+        """The request's output now; None while none is due."""
         if self._first_token is None and any(sample.request.output_ids for sample in self.samples):
             self._first_token = time.monotonic()
         finished = self.finished
-        if self._kind == RequestOutputKind.FINAL_ONLY and not finished:
+        if not finished and (self._kind == RequestOutputKind.FINAL_ONLY or not self._is_due()):
             return None
         first = self.samples[0].request
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
-            prompt_token_ids=list(first.prompt_ids),
-            prompt_logprobs=None,
+            prompt_token_ids=self._prompt_ids,
+            prompt_logprobs=self._take_prompt_logprobs(first),
             outputs=[sample.completion(self._kind) for sample in self.samples],
             finished=finished,
             num_cached_tokens=first.num_cached,
@@ -134,4 +159,15 @@ class RequestGroup:
                 first_token_time=self._first_token,
                 finished_time=time.monotonic() if finished else None,
             ),
+            reading=None if first.generates or not finished else complete_reading(first),
         )
+
+    def _is_due(self) -> bool:
+        return self._interval == 1 or any(sample.is_due(self._interval) for sample in self.samples)
+
+    def _take_prompt_logprobs(self, first: Request) -> PromptLogprobs | None:
+        """They are made once; of a stream's outputs the first has them, of others each."""
+        if self._prompt_logprobs is None and first.params.prompt_logprobs is not None:
+            self._prompt_logprobs = prompt_logprobs(first.prompt_ids, first.readings, self._tokenizer)
+            return self._prompt_logprobs
+        return None if self._kind == RequestOutputKind.DELTA else self._prompt_logprobs

@@ -6,7 +6,8 @@ Letters: R rows (sequences in the step), P blocks per row, T tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class RowPlan:
     tokens: np.ndarray  # int32[count]; the last entry is 0 and meaningless if token_on_device
     token_on_device: bool  # run-ahead: the last input token is still on the device, in last_tokens[slot]
     samples: bool  # True when the row reaches its newest token, so its next token is sampled
+    read: range = range(0)  # positions among these whose hidden states are read, see Request.readout
 
     @property
     def kv_len(self) -> int:
@@ -41,7 +43,7 @@ class StepPlan:
 
     step: int
     rows: tuple[RowPlan, ...]
-    block_tables: np.ndarray  # int32[max_num_seqs, P], indexed by slot; unused entries are 0, the trash block
+    block_tables: np.ndarray  # int32[slots, P], indexed by slot; unused entries are 0, the trash block
     copies: tuple[tuple[int, int], ...]  # (source block, target block): copy-on-write, done before the step
     preempted: tuple[str, ...]  # request ids preempted while this plan was made
 
@@ -50,15 +52,47 @@ class StepPlan:
         """Tokens the step computes, padding not counted."""
         return sum(row.count for row in self.rows)
 
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether what a row may sample depends on a token that the host does not know yet, or it may jump ahead."""
+        return any(
+            row.samples and row.request.constraint is not None and (row.token_on_device or row.request.jumps_ahead)
+            for row in self.rows
+        )
+
+    @property
+    def reading_rows(self) -> tuple[RowPlan, ...]:
+        """The rows with positions to read, in the order in which their hidden states are kept: scored ones first."""
+        rows = [row for row in self.rows if row.read]
+        return tuple(sorted(rows, key=lambda row: row.request.readout is None or not row.request.readout.scores))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, best first: ids int[k], logprobs float[k]; and the sampled token's own."""
+    """Log-probabilities at one position: ids int[k], logprobs float[k]; and the sampled token's own."""
 
-    top_ids: np.ndarray
+    top_ids: np.ndarray  # the most probable ids, best first; or the ids that the request named, in its order
     top_logprobs: np.ndarray
+    ranked: bool  # whether they are the most probable ones
     sampled_logprob: float
     sampled_rank: int  # 1 is the most probable token of the vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a step read off n consecutive positions of a prompt: scores of the tokens that follow, or a sum of states.
+
+    A readout of scores has logprobs float32[n], ranks int32[n], top_ids int32[n, k] and top_logprobs float32[n, k];
+    one of embeddings has state_sum float64[D], the sum of the n final hidden states.
+    """
+
+    count: int  # n
+    logprobs: np.ndarray | None = None
+    ranks: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    state_sum: np.ndarray | None = None
+    failed: bool = False  # something was not finite: the numbers are meaningless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,5 +102,6 @@ class StepResult:
     step: int
     token_ids: np.ndarray  # int32[number of rows with samples=True]
     logprobs: tuple[TokenLogprobs | None, ...]  # per sampling row; None where the request asked for none
-    # Positions (in token_ids) of rows whose logits were not finite: their tokens are meaningless.
-    failed: frozenset[int] = frozenset()
+    # Position (in token_ids) of a row that failed, whose token is meaningless, and what went wrong.
+    failed: Mapping[int, str] = field(default_factory=dict)
+    readings: tuple[Reading, ...] = ()  # of the plan's reading_rows, in their order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from array import array
 from collections.abc import Iterable
@@ -22,6 +23,12 @@ class HashChain:
         self._root = hashlib.sha256(cache_key).digest()
         self._keys: list[bytes] = []
         self.num_indexed = 0  # leading blocks of the request already offered to the index
+
+    def copy(self) -> HashChain:
+        """For a request that has the same tokens so far, and the same blocks."""
+        twin = copy.copy(self)
+        twin._keys = list(self._keys)
+        return twin
 
     def keys(self, request: Request, num_blocks: int) -> list[bytes]:
         """Keys of the request's first num_blocks blocks, all of whose tokens the host must know."""

@@ -5,8 +5,8 @@ Letters: M max_num_seqs, S sampled rows (padded), C copies, D model dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,13 +16,26 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxpaged.batch import BatchShape, Buckets, example
 from jaxpaged.cache import cache_shape
 from jaxpaged.models.config import ModelConfig
-from jaxpaged.programs import ModelCode, Recipe, copy_program, forward_program, sample_program
+from jaxpaged.programs import (
+    ModelCode,
+    Recipe,
+    adjusting_program,
+    copy_program,
+    forward_program,
+    history_program,
+    sample_program,
+    score_program,
+)
 from jaxpaged.sampling import SamplerMode, build_sampling_input
+from jaxpaged.sampling_adjust import neutral
+from jaxpaged.scoring import ScoringMode
 from jaxpaged.sharding.rules import CACHE_AXES, TENSOR_PARALLEL, replicated, sharding_of
 
-# Ids a row may ban before min_tokens: the usual width, and the widest one served.
-BANNED_WIDTHS = (8, 128)
+BANNED_WIDTH = 8  # ids a row may ban before min_tokens without a mask
+ADJUSTED_SIZE = 8  # adjusting samplers are there for so many rows, and for the most
 COPY = "copy"  # key of the block-copy program
+SCORE = "score"  # key of the program that scores what is read off prompts
+HISTORY = "history"  # key of the program that begins a slot's history
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +44,26 @@ class RunnerSpec:
 
     on_cpu: bool
     num_blocks: int  # the trash block included
+    batch_invariant: bool  # every step runs the same programs at the same sizes, whatever is in it
     max_num_batched_tokens: int
     max_logprobs: int
     cache_dtype: Any
-    batch: BatchShape  # block size, max_num_seqs (M), table width (P), tiles
+    batch: BatchShape  # block size, max_num_seqs (M), max_num_read (Q), table width (P), tiles
+
+    @property
+    def rows_scored(self) -> int:
+        """Positions whose logits are made together: their whole vocabulary is in memory at a time."""
+        return min(32 if self.on_cpu else 128, self.batch.max_num_read)
 
     @property
     def buckets(self) -> Buckets:
-        return Buckets.create(self.max_num_batched_tokens, self.batch.max_num_seqs)
+        create = Buckets.single if self.batch_invariant else Buckets.create
+        return create(self.max_num_batched_tokens, self.batch.max_num_seqs)
+
+    @property
+    def samplers(self) -> tuple[SamplerKey, ...]:
+        """The sampler programs: if they must all compute alike, the one that can do everything."""
+        return sampler_keys(self.buckets)[-1:] if self.batch_invariant else sampler_keys(self.buckets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,40 +73,42 @@ class SamplerKey:
     size: int  # S
     greedy: bool  # greedy rows only
     logprobs: bool
-    banned_width: int
+    adjusts: bool  # serves rows with adjustments
+    processors: tuple[Callable[..., Any], ...] = ()  # the requests' own: such programs are made at their first use
 
 
 def sampler_keys(buckets: Buckets) -> tuple[SamplerKey, ...]:
     """Every sampler program, in order of cost.
 
     Greedy ones at every size. The others take several times as long to compile, and little more to run on padding
-    rows, so they come at every other size. The wide one serves the rare rows that ban many ids.
+    rows, so they come at every other size. Those that adjust can do everything, and come at two sizes.
     """
-    narrow, wide = BANNED_WIDTHS
     sizes = sorted({*buckets.samples[::-2], 1})
+    largest = sizes[-1]
+    few = next(size for size in sizes if size >= min(ADJUSTED_SIZE, largest))
 
-    def keys(at: Sequence[int], greedy: bool, logprobs: bool, width: int) -> list[SamplerKey]:
-        return [SamplerKey(size=size, greedy=greedy, logprobs=logprobs, banned_width=width) for size in at]
+    def keys(at: Sequence[int], greedy: bool, logprobs: bool, adjusts: bool) -> list[SamplerKey]:
+        return [SamplerKey(size=size, greedy=greedy, logprobs=logprobs, adjusts=adjusts) for size in at]
 
     return (
-        *keys(buckets.samples, True, False, narrow),
-        *keys(sizes, False, False, narrow),
-        *keys(sizes, False, True, narrow),
-        *keys(sizes[-1:], False, True, wide),
+        *keys(buckets.samples, True, False, False),
+        *keys(sizes, False, False, False),
+        *keys(sizes, False, True, False),
+        *keys(sorted({few, largest}), False, True, True),
     )
 
 
 def choose_sampler(
-    keys: Sequence[SamplerKey], *, count: int, greedy: bool, logprobs: bool, num_banned: int
+    keys: Sequence[SamplerKey], *, count: int, greedy: bool, logprobs: bool, adjusts: bool
 ) -> SamplerKey:
     """The first of the keys that serves `count` rows with these needs."""
     return next(
         key
         for key in keys
         if key.size >= count
-        and key.banned_width >= num_banned
         and (greedy or not key.greedy)
         and (key.logprobs or not logprobs)
+        and (key.adjusts or not adjusts)
     )
 
 
@@ -105,11 +132,11 @@ class Recipes:
         self._rows_per_pass = 2 if spec.on_cpu else spec.batch.max_num_seqs
 
     def all(self) -> Mapping[Any, Recipe]:
-        """By key: a token bucket, a SamplerKey or COPY. Backbones take longest, so they come first, largest first."""
+        """By key: a token bucket, a SamplerKey or one of the names. Backbones take longest: first, largest first."""
         buckets = self._spec.buckets
         recipes: dict[Any, Recipe] = {size: self._backbone(size) for size in reversed(buckets.tokens)}
-        recipes |= {key: self._sampler(key) for key in sampler_keys(buckets)}
-        return recipes | {COPY: self._copy()}
+        recipes |= {key: self.sampler(key) for key in self._spec.samplers}
+        return recipes | {SCORE: self._scorer(), HISTORY: self._history(), COPY: self._copy()}
 
     def _backbone(self, size: int) -> Recipe:
         step = self._abstract_like(example(size, self._spec.batch))
@@ -120,18 +147,51 @@ class Recipes:
             out_shardings=(self._cache_out(), self._whole),
         )
 
-    def _sampler(self, key: SamplerKey) -> Recipe:
+    def sampler(self, key: SamplerKey) -> Recipe:
+        """The recipe of a sampler, also of one that is not among all()."""
         mode = SamplerMode(
             greedy=key.greedy,
             max_logprobs=self._spec.max_logprobs if key.logprobs else None,
             rows_per_pass=min(self._rows_per_pass, key.size),
+            adjusts=key.adjusts,
+            processors=key.processors,
         )
-        hidden = self._abstract((self._spec.batch.max_num_seqs, self._model.hidden_size), self._params[0].dtype)
-        inputs = build_sampling_input([], key.size, vocab_size=self._model.vocab_size, banned_width=key.banned_width)
+        vocab_size = self._model.vocab_size
+        inputs = build_sampling_input([], key.size, vocab_size=vocab_size, banned_width=BANNED_WIDTH)
+        if key.adjusts:
+            inputs = replace(inputs, adjustments=neutral(key.size, vocab_size))
         slots = self._abstract((key.size,), jnp.int32)
+        arguments = (self._params, self._hidden(), self._last_tokens(), slots, self._abstract_like(inputs))
+        if not key.adjusts:
+            function = sample_program(self._code, mode, self._whole)
+            return Recipe(function=function, arguments=arguments, donate=(), out_shardings=self._whole)
+        known = self._abstract((key.size,), jnp.bool_)
         return Recipe(
-            function=sample_program(self._code, mode, self._whole),
-            arguments=(self._params, hidden, self._last_tokens(), slots, self._abstract_like(inputs)),
+            function=adjusting_program(self._code, mode, self._whole),
+            arguments=(*arguments, self._histories(), known, slots),
+            donate=(5,),
+            out_shardings=self._whole,
+        )
+
+    def _history(self) -> Recipe:
+        row = self._abstract((self._model.vocab_size,), jnp.int32)
+        return Recipe(
+            function=history_program(),
+            arguments=(self._histories(), self._abstract((), jnp.int32), row),
+            donate=(0,),
+            out_shardings=self._whole,
+        )
+
+    def _scorer(self) -> Recipe:
+        spec = self._spec
+        mode = ScoringMode(
+            max_logprobs=spec.max_logprobs, rows_per_product=spec.rows_scored, rows_per_pass=self._rows_per_pass
+        )
+        targets = self._abstract((spec.batch.max_num_read,), jnp.int32)
+        count, with_top = self._abstract((), jnp.int32), self._abstract((), jnp.bool_)
+        return Recipe(
+            function=score_program(self._code, mode, self._whole),
+            arguments=(self._params, self._hidden(), targets, count, with_top),
             donate=(),
             out_shardings=self._whole,
         )
@@ -142,8 +202,15 @@ class Recipes:
             function=copy_program(), arguments=(self._cache, copies), donate=(0,), out_shardings=self._cache_out()
         )
 
+    def _hidden(self) -> jax.ShapeDtypeStruct:
+        batch = self._spec.batch
+        return self._abstract((batch.max_num_seqs + batch.max_num_read, self._model.hidden_size), self._params[0].dtype)
+
     def _last_tokens(self) -> jax.ShapeDtypeStruct:
         return self._abstract((self._spec.batch.max_num_seqs + 1,), jnp.int32)
+
+    def _histories(self) -> jax.ShapeDtypeStruct:
+        return self._abstract((self._spec.batch.max_num_seqs + 1, self._model.vocab_size), jnp.int32)
 
     def _cache_out(self) -> Any:
         return jax.tree.map(lambda _: self.cache_sharding, self._cache)

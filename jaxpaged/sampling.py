@@ -1,16 +1,17 @@
 """From logits to tokens and log-probabilities: one compiled program for whatever mix of rows a batch holds.
 
-Order of processing: banned ids, temperature, min_p (against the greatest probability), top_k, top_p on what top_k
-left, Gumbel-max. A row's result depends on its logits, its parameters, its seed and its position only.
+Order of processing: what sampling_adjust changes, banned ids, temperature, min_p (against the greatest probability),
+top_k, top_p on what top_k left, Gumbel-max. A row's result depends on its logits, its parameters, its seed, its
+position and, with penalties, its own tokens only.
 
 Letters: S sampled rows (padded), V vocabulary, E banned ids per row, K alternatives in log-probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpaged import sampling_filters as filters
+from jaxpaged.sampling_adjust import Adjustments, RowState, adjust
 from jaxpaged.sampling_params import GREEDY_BELOW, SamplingParams
 
 CANDIDATE_BLOCKS = 128  # blocks searched first; their 4,096 entries hold at least a row's 128 greatest logits
@@ -31,6 +33,8 @@ class SamplerMode:
     greedy: bool  # every row is greedy: the most probable token that is not banned, and nothing else
     max_logprobs: int | None  # K, the alternatives reported; None: no log-probabilities at all
     rows_per_pass: int  # rows handled at a time where the whole vocabulary is searched: 2 on a CPU, S on a GPU
+    adjusts: bool  # rows may have Adjustments
+    processors: tuple[Callable[..., Any], ...]  # the requests' own functions; with `adjusts` only
 
 
 @jax.tree_util.register_dataclass
@@ -46,6 +50,7 @@ class SamplingInput:
     seed: jax.Array | np.ndarray  # uint32[S, 2]: low and high word of the request's seed
     position: jax.Array | np.ndarray  # int32[S]: position, in its sequence, of the token being sampled
     banned: jax.Array | np.ndarray  # int32[S, E]: ids that must not be sampled now; V or more: no id
+    adjustments: Adjustments | None  # None in modes that do not adjust
 
 
 @jax.tree_util.register_dataclass
@@ -66,6 +71,7 @@ class SampleOutput:
     rank: jax.Array | np.ndarray | None  # int32[S], of token
     top_ids: jax.Array | np.ndarray | None  # int32[S, K], best first
     top_logprobs: jax.Array | np.ndarray | None  # f32[S, K]
+    scored: jax.Array | np.ndarray | None  # f32[S, E], of the ids that the rows' adjustments name
 
 
 def build_sampling_input(
@@ -89,6 +95,7 @@ def build_sampling_input(
         seed=np.zeros((size, 2), np.uint32),
         position=np.zeros(size, np.int32),
         banned=np.full((size, banned_width), vocab_size, np.int32),
+        adjustments=None,
     )
     for row, (params, seed, position, banned) in enumerate(rows):
         result.temperature[row] = min(params.temperature, largest)
@@ -101,8 +108,13 @@ def build_sampling_input(
     return result
 
 
-def sample(logits: Float[Array, "S V"], inputs: SamplingInput, mode: SamplerMode) -> SampleOutput:
-    """One token per row, of any mix of greedy and sampled rows (greedy rows only if mode.greedy)."""
+def sample(
+    logits: Float[Array, "S V"], inputs: SamplingInput, mode: SamplerMode, state: RowState | None
+) -> SampleOutput:
+    """One token per row, of any mix of greedy and sampled rows (greedy rows only if mode.greedy).
+
+    state: what adjustments look at; None in modes that do not adjust.
+    """
     vocab_size = logits.shape[1]
     padding = -vocab_size % filters.BLOCK
     logits = logits.astype(jnp.float32)
@@ -110,13 +122,18 @@ def sample(logits: Float[Array, "S V"], inputs: SamplingInput, mode: SamplerMode
         logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
     raw = filters.block_maxima(logits)
     banned = jnp.asarray(inputs.banned)
-    maxima = filters.ban(raw, logits, banned)
-    token = _greedy(logits, maxima, banned) if mode.greedy else _draw(logits, maxima, inputs, mode)
+    shaped, maxima = logits, raw
+    if state is not None:
+        assert inputs.adjustments is not None
+        shaped, maxima = adjust(logits, raw, inputs.adjustments, state, mode.processors, mode.rows_per_pass)
+    maxima = filters.ban(maxima, shaped, banned)
+    token = _greedy(shaped, maxima, banned) if mode.greedy else _draw(shaped, maxima, inputs, mode)
     bad = jnp.max(maxima, 1) == -jnp.inf
     token = jnp.minimum(token, vocab_size - 1)
     if mode.max_logprobs is None:
-        return SampleOutput(token=token, bad=bad, logprob=None, rank=None, top_ids=None, top_logprobs=None)
-    return _with_logprobs(logits, raw, token, bad, min(mode.max_logprobs, vocab_size), mode)
+        return SampleOutput(token=token, bad=bad, logprob=None, rank=None, top_ids=None, top_logprobs=None, scored=None)
+    num_top = max(1, min(mode.max_logprobs, vocab_size))
+    return _with_logprobs(logits, raw, token, bad, num_top, inputs.adjustments, mode)
 
 
 def _greedy(logits: jax.Array, maxima: jax.Array, banned: jax.Array) -> jax.Array:
@@ -183,15 +200,20 @@ def _reach(part: filters.Candidates, best: jax.Array, rules: filters.RowRules) -
 
 
 def _with_logprobs(
-    logits: jax.Array, maxima: jax.Array, token: jax.Array, bad: jax.Array, num_top: int, mode: SamplerMode
+    logits: jax.Array,
+    maxima: jax.Array,
+    token: jax.Array,
+    bad: jax.Array,
+    num_top: int,
+    adjustments: Adjustments | None,
+    mode: SamplerMode,
 ) -> SampleOutput:
     """Adds the log-probabilities: the best ones from the best blocks, the normaliser and the rank from all entries."""
     size, width = logits.shape
     part = filters.candidates(logits, maxima, None, num_top)
     ids, values = lax.sort((part.ids, part.values), num_keys=1)  # of equal values top_k then takes the least id
     top, places = lax.top_k(values, num_top)
-    chosen = jnp.take_along_axis(logits, token[:, None], 1)[:, 0]
-    chosen = jnp.where(jnp.isfinite(chosen), chosen, -jnp.inf)
+    chosen = _finite(logits, token[:, None])[:, 0]
     best = jnp.maximum(top[:, 0], np.finfo(np.float32).min)
 
     def measure(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -202,10 +224,13 @@ def _with_logprobs(
         rank = 1 + jnp.sum(ahead.astype(jnp.int32), 1)
         return jnp.log(jnp.sum(jnp.exp(values - best[rows][:, None]), 1)), rank
 
-    everyone = jnp.full((size,), True)
+    wanted = jnp.full((size,), True) if adjustments is None else jnp.asarray(adjustments.reports)
     nothing = (jnp.zeros(size), jnp.zeros(size, jnp.int32))
-    log_mass, rank = filters.for_rows(measure, everyone, nothing, mode.rows_per_pass)
+    log_mass, rank = filters.for_rows(measure, wanted, nothing, mode.rows_per_pass)
     log_mass = jnp.maximum(log_mass, 0.0)  # below only in rows without a finite logit, where it is -inf
+    scored = None
+    if adjustments is not None:
+        scored = (_finite(logits, adjustments.scored_ids) - best[:, None]) - log_mass[:, None]
     return SampleOutput(
         token=token,
         bad=bad,
@@ -213,4 +238,11 @@ def _with_logprobs(
         rank=rank,
         top_ids=jnp.take_along_axis(ids, places, 1),
         top_logprobs=(top - best[:, None]) - log_mass[:, None],
+        scored=scored,
     )
+
+
+def _finite(logits: jax.Array, ids: jax.Array | np.ndarray) -> jax.Array:
+    """The logits of some ids of each row, -inf where they are not finite: f32[S, E]."""
+    values = jnp.take_along_axis(logits, jnp.asarray(ids), 1)
+    return jnp.where(jnp.isfinite(values), values, -jnp.inf)

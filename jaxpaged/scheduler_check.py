@@ -36,12 +36,13 @@ def check_lines(
     for request in running:
         assert request.status == Status.RUNNING, f"{request.request_id} runs as {request.status}"
         assert request.num_computed <= request.num_tokens, f"{request.request_id} is computed beyond its end"
+        assert request.answer is None or request.num_computed == request.num_tokens, f"{request.request_id} is not idle"
 
 
 def check_slots(running: Sequence[Request], free_slots: Sequence[int], tables: BlockTables) -> None:
     """Raise AssertionError unless slots and blocks belong to the running requests, and to one of them each.
 
-    Full blocks may be shared; the block that a request writes next may not.
+    Full blocks may be shared; the block that a request writes next may not, but for beams, which copy it first.
     """
     slots = [request.slot for request in running if request.slot is not None]
     assert len(slots) == len(running), "a request runs without a slot"
@@ -50,5 +51,5 @@ def check_slots(running: Sequence[Request], free_slots: Sequence[int], tables: B
     for slot, request in zip(slots, running, strict=True):
         full, partial = divmod(request.num_computed, tables.block_size)
         assert tables.lengths[slot] >= full + (partial > 0), f"{request.request_id} lacks blocks"
-        if partial:
+        if partial and not request.lockstep:
             assert tables.refs[tables.table[slot, full]] == 1, f"{request.request_id} will write a shared block"

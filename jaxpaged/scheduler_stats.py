@@ -13,7 +13,7 @@ class SchedulerStats:
     num_waiting: int  # includes preempted requests
     num_blocks: int  # usable blocks: the trash block is not counted
     blocks_used: int  # held by at least one running request now
-    blocks_peak: int  # highest blocks_used after any step
+    blocks_used_peak: int  # highest blocks_used after any step
     blocks_shared: int  # held by more than one running request now
     blocks_shared_peak: int
     blocks_reused: int  # times a request took over a computed block (prefix cache or sibling) at admission

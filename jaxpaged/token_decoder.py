@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import copy
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
@@ -27,20 +28,50 @@ class TokenDecoder(ABC):
     def finish(self) -> str:
         """One replacement character if the ids ended inside a character, else ""."""
 
+    @abstractmethod
+    def fork(self) -> TokenDecoder:
+        """A copy that goes on with other tokens."""
 
-def token_decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> TokenDecoder:
-    """A decoder for one sequence: exact for byte-level and sentencepiece tokenizers, by windows for any other."""
+
+def token_decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool, spaces_between: bool) -> TokenDecoder:
+    """A decoder for one sequence: exact for byte-level and sentencepiece tokenizers, by windows for any other.
+
+    spaces_between=False: an added token right after another one gets no space in front, which some tokenizers put
+    between all tokens. Byte-level and sentencepiece ones never do.
+    """
     hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+    found = _piece_reader(tokenizer)
+    if found is None:
+        glued = {} if spaces_between else tokenizer.added_tokens
+        return _WindowDecoder(tokenizer, hidden, glued)
+    return _BytesDecoder(tokenizer, hidden, *found)
+
+
+def token_bytes(tokenizer: Tokenizer, size: int) -> tuple[list[bytes], str] | None:
+    """What tokens 0 to size - 1 stand for, wherever they occur (b"" for an id without an entry); and what a text loses.
+
+    The second is the string that is taken off a text's beginning, "" for most tokenizers, " " for sentencepiece ones.
+    None when tokens have no bytes of their own: neither a byte-level nor a sentencepiece tokenizer.
+    """
+    found = _piece_reader(tokenizer)
+    if found is None:
+        return None
+    piece, (stripped, count) = found
+    names = map(tokenizer.backend.id_to_token, range(size))
+    return [b"" if name is None else piece(name) for name in names], stripped * count
+
+
+def _piece_reader(tokenizer: Tokenizer) -> tuple[Callable[[str], bytes], tuple[str, int]] | None:
+    """Token name to bytes, and which character is stripped from a text's start how often at most."""
     steps = _decoder_steps(tokenizer)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return _BytesDecoder(tokenizer, hidden, _byte_level_piece, strip=("", 0))
+        return _byte_level_piece, ("", 0)
     if _is_sentencepiece(steps):
         strip = steps[-1] if kinds[-1] == "Strip" else {"content": "", "start": 0}
         replacements = [(step["pattern"]["String"], step["content"]) for step in steps if "pattern" in step]
-        piece = functools.partial(_sentencepiece_piece, replacements)
-        return _BytesDecoder(tokenizer, hidden, piece, strip=(strip["content"], strip["start"]))
-    return _WindowDecoder(tokenizer, hidden)
+        return functools.partial(_sentencepiece_piece, replacements), (strip["content"], strip["start"])
+    return None
 
 
 def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -98,7 +129,6 @@ class _BytesDecoder(TokenDecoder):
         tokenizer: Tokenizer,
         hidden: frozenset[int],
         piece: Callable[[str], bytes],
-        *,
         strip: tuple[str, int],
     ) -> None:
         self._name = tokenizer.backend.id_to_token
@@ -115,6 +145,12 @@ class _BytesDecoder(TokenDecoder):
 
     def finish(self) -> str:
         return self._strip(self._utf8.decode(b"", final=True))
+
+    def fork(self) -> TokenDecoder:
+        twin = copy.copy(self)
+        twin._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        twin._utf8.setstate(self._utf8.getstate())
+        return twin
 
     def _strip(self, text: str) -> str:
         while self._to_strip and text:
@@ -134,9 +170,12 @@ class _WindowDecoder(TokenDecoder):
     the whole text. It is short: its ids all belong to a character or two.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], glued: Mapping[int, str]) -> None:
+        """glued: tokens that are their text alone, whatever the tokenizer puts in front, after another one of them."""
         self._backend = tokenizer.backend
         self._hidden = hidden
+        self._glued = glued
+        self._after_glued = False
         self._ids: list[int] = []
         self._known = 0  # how many of _ids are decoded already, to _text
         self._text = ""
@@ -144,14 +183,23 @@ class _WindowDecoder(TokenDecoder):
     def feed(self, token_id: int) -> str:
         if token_id in self._hidden or self._backend.id_to_token(token_id) is None:
             return ""
+        after_glued, self._after_glued = self._after_glued, token_id in self._glued
         self._ids.append(token_id)
         text = self._decode(self._ids)
+        if after_glued and self._after_glued:
+            self._take(text)
+            return self._glued[token_id]
         if text.endswith(_REPLACEMENT) and len(self._ids) - self._known < _LONGEST_CHARACTER:
             return ""
         return self._take(text)
 
     def finish(self) -> str:
         return self._take(self._decode(self._ids))
+
+    def fork(self) -> TokenDecoder:
+        twin = copy.copy(self)
+        twin._ids = list(self._ids)
+        return twin
 
     def _take(self, text: str) -> str:
         new = text[len(self._text) :]

@@ -37,7 +37,8 @@ class Tokenizer:
       backend: the `tokenizers.Tokenizer` that does the work.
       bos_id: id of the begin-of-sequence token, None when there is none.
       eos_ids: ids after which generation ends, as far as the tokenizer knows (may be empty).
-      special_ids: ids that decode(skip_special_tokens=True) leaves out.
+      added_tokens: by id, the texts of the tokens that stand beside the vocabulary, special ones and others.
+      special_ids: those of them that decode(skip_special_tokens=True) leaves out.
       adds_bos: whether encode(add_special_tokens=True) puts bos_id in front.
       vocab_size: number of tokens, added ones included. The model's embedding may be larger or smaller.
 
@@ -64,7 +65,9 @@ class Tokenizer:
         self.backend = backend
         self.bos_id = bos_id
         self.eos_ids = eos_ids
-        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        self.added_tokens = {token_id: token.content for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.adds_bos = bos_id is not None and bos_id in backend.encode("", add_special_tokens=True).ids[:1]
         self._special_tokens = special_tokens

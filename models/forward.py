@@ -28,18 +28,30 @@ class ForwardInput:
     attention: AttentionBatch
 
 
+@dataclass(frozen=True, kw_only=True)
+class Backends:
+    """Which implementation of each op a model calls: names that the op takes."""
+
+    attention: str  # of paged_attention
+    matmul: str  # of dense_matmul
+
+
 @runtime_checkable
 class CausalLM(Protocol):
-    """The interface of a model: a Flax NNX module with these two methods, compiled apart (see jaxpaged.programs)."""
+    """The interface of a model: a Flax NNX module with these methods, compiled apart (see jaxpaged.programs)."""
 
     config: ModelConfig
 
     def backbone(
-        self, step: ForwardInput, cache: tuple[KVPair, ...], backend: str
+        self, step: ForwardInput, cache: tuple[KVPair, ...], backends: Backends
     ) -> tuple[Float[Array, "T D"], tuple[KVPair, ...]]:
         """Hidden states before the final norm, and the cache with this step's keys and values."""
         ...
 
-    def logits(self, hidden: Float[Array, "S D"]) -> Float[Array, "S V"]:
+    def final_states(self, hidden: Float[Array, "S D"]) -> Float[Array, "S D"]:
+        """The backbone's hidden states after the final norm: what embeddings are made of."""
+        ...
+
+    def logits(self, hidden: Float[Array, "S D"], backends: Backends) -> Float[Array, "S V"]:
         """Float32 logits of hidden states taken from the backbone."""
         ...

@@ -13,6 +13,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxpaged.models.config import ModelConfig
+from jaxpaged.models.forward import Backends
+from jaxpaged.pallas_kernels import dense_matmul
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -28,10 +30,12 @@ def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple
     return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype), axes=axes)
 
 
-def linear(x: Float[Array, "T I"], w: Float[Array, "..."], bias: Float[Array, "..."] | None) -> Float[Array, "..."]:
+def linear(
+    x: Float[Array, "T I"], w: Float[Array, "..."], bias: Float[Array, "..."] | None, backends: Backends
+) -> Float[Array, "..."]:
     """x · wᵀ + bias: w is [*out, I], the result [T, *out]. The one place where activations meet weights."""
     flat = w.reshape(-1, w.shape[-1])  # with several output dimensions XLA:CPU transposes the weight in every call
-    y = jax.lax.dot_general(x, flat, (((1,), (1,)), ((), ()))).reshape(x.shape[0], *w.shape[:-1])
+    y = dense_matmul(x, flat, implementation=backends.matmul).reshape(x.shape[0], *w.shape[:-1])
     return y if bias is None else y + bias[None]
 
 
@@ -61,10 +65,10 @@ class Mlp(nnx.Module):
         self.down_bias_d = weight(rngs, (d,), dtype, ("embed",)) if bias else None
         self.act = config.hidden_act
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        both = linear(x, self.gate_up_2fd[...], value(self.gate_up_bias_2f))
+    def __call__(self, x: Float[Array, "T D"], backends: Backends) -> Float[Array, "T D"]:
+        both = linear(x, self.gate_up_2fd[...], value(self.gate_up_bias_2f), backends)
         hidden = ACTIVATIONS[self.act](both[:, 0]) * both[:, 1]
-        return linear(hidden, self.down_df[...], value(self.down_bias_d))
+        return linear(hidden, self.down_df[...], value(self.down_bias_d), backends)
 
 
 def value(param: nnx.Param | None) -> Array | None:

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxpaged.models.config import ModelConfig
-from jaxpaged.models.forward import ForwardInput, KVPair
+from jaxpaged.models.forward import Backends, ForwardInput, KVPair
 from jaxpaged.models.layers import Mlp, RMSNorm, embed, linear, rotate, value, weight
 from jaxpaged.models.rope import dynamic_inverse_frequencies, inverse_frequencies
 from jaxpaged.pallas_kernels import AttentionSpec, paged_attention, write_kv
@@ -29,14 +29,14 @@ class Attention(nnx.Module):
         self.out_bias_d = weight(rngs, (d,), dtype, ("embed",)) if config.attention_out_bias else None
         self.spec = AttentionSpec(scale=h**-0.5, window=config.windows[layer], soft_cap=None)
 
-    def __call__(self, x, rope, step: ForwardInput, kv: KVPair, backend: str) -> tuple[Array, KVPair]:
-        qkv = linear(x, self.qkv_kghd[...], value(self.qkv_bias_kgh))  # [T, K, G + 2, H]
+    def __call__(self, x, rope, step: ForwardInput, kv: KVPair, backends: Backends) -> tuple[Array, KVPair]:
+        qkv = linear(x, self.qkv_kghd[...], value(self.qkv_bias_kgh), backends)  # [T, K, G + 2, H]
         rotated = rotate(qkv[:, :, :-1], *rope)
         q, k, v = rotated[:, :, :-1], rotated[:, :, -1], qkv[:, :, -1]
         kv = write_kv(*kv, k, v, step.slot_mapping)
-        mixed = paged_attention(q, *kv, step.attention, self.spec, implementation=backend)
+        mixed = paged_attention(q, *kv, step.attention, self.spec, implementation=backends.attention)
         out_di = self.out_dkgh[...].reshape(self.out_dkgh.shape[0], -1)
-        return linear(mixed.reshape(x.shape[0], -1), out_di, value(self.out_bias_d)), kv
+        return linear(mixed.reshape(x.shape[0], -1), out_di, value(self.out_bias_d), backends), kv
 
 
 class Layer(nnx.Module):
@@ -48,16 +48,16 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
-    def __call__(self, x, rope, step: ForwardInput, kv: KVPair, backend: str) -> tuple[Array, KVPair]:
-        mixed, kv = self.attention(self.attention_norm(x), rope, step, kv, backend)
+    def __call__(self, x, rope, step: ForwardInput, kv: KVPair, backends: Backends) -> tuple[Array, KVPair]:
+        mixed, kv = self.attention(self.attention_norm(x), rope, step, kv, backends)
         x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), kv
+        return x + self.mlp(self.mlp_norm(x), backends), kv
 
 
 @partial(jax.jit, static_argnums=(0, 6))
-def _run_layer(graphdef, params, x, rope, step: ForwardInput, kv: KVPair, backend: str) -> tuple[Array, KVPair]:
+def _run_layer(graphdef, params, x, rope, step: ForwardInput, kv: KVPair, backends: Backends) -> tuple[Array, KVPair]:
     """One layer as a function of its own: equal layers are then traced and lowered once, not thirty times."""
-    return nnx.merge(graphdef, params)(x, rope, step, kv, backend)
+    return nnx.merge(graphdef, params)(x, rope, step, kv, backends)
 
 
 class Llama(nnx.Module):
@@ -73,7 +73,7 @@ class Llama(nnx.Module):
         self.config = config
 
     def backbone(
-        self, step: ForwardInput, cache: tuple[KVPair, ...], backend: str
+        self, step: ForwardInput, cache: tuple[KVPair, ...], backends: Backends
     ) -> tuple[Float[Array, "T D"], tuple[KVPair, ...]]:
         """Hidden states before the final norm, and the cache with this step's keys and values."""
         x = embed(self.embed_vd[...], step.tokens)
@@ -81,14 +81,18 @@ class Llama(nnx.Module):
         written = []
         for layer, kv in zip(self.layers, cache, strict=True):
             graphdef, params = nnx.split(layer)
-            x, kv = _run_layer(graphdef, params, x, rope, step, kv, backend)
+            x, kv = _run_layer(graphdef, params, x, rope, step, kv, backends)
             written.append(kv)
         return x, tuple(written)
 
-    def logits(self, hidden: Float[Array, "S D"]) -> Float[Array, "S V"]:
+    def final_states(self, hidden: Float[Array, "S D"]) -> Float[Array, "S D"]:
+        """The backbone's hidden states after the final norm."""
+        return self.final_norm(hidden)
+
+    def logits(self, hidden: Float[Array, "S D"], backends: Backends) -> Float[Array, "S V"]:
         """Float32 logits of hidden states taken from the backbone."""
         head = self.embed_vd if self.head_vd is None else self.head_vd
-        return linear(self.final_norm(hidden), head[...], None).astype(jnp.float32)
+        return linear(self.final_states(hidden), head[...], None, backends).astype(jnp.float32)
 
     def _rope(self, step: ForwardInput) -> tuple[Float[Array, "T h"], Float[Array, "T h"]]:
         rope, head_dim = self.config.rope, self.config.head_dim

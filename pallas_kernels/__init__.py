@@ -1,6 +1,7 @@
-"""The ops' public API: paged attention, KV writes, products with quantised weights; references and implementations."""
+"""The ops' public API: paged attention, KV writes, products with weights; references and implementations."""
 
 from jaxpaged.pallas_kernels.kv_write import QuantizedKV, copy_blocks, write_kv, write_kv_quantized
+from jaxpaged.pallas_kernels.matmul.api import dense_implementations, dense_matmul
 from jaxpaged.pallas_kernels.paged_attention.api import implementations, paged_attention
 from jaxpaged.pallas_kernels.paged_attention.batch import (
     NO_EXTRAS,
@@ -36,6 +37,8 @@ __all__ = [
     "WorkConfig",
     "copy_blocks",
     "current_target",
+    "dense_implementations",
+    "dense_matmul",
     "dequantize",
     "gpu_work_config",
     "hopper_work_config",

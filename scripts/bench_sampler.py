@@ -1,17 +1,24 @@
-"""Times the sampler's programs on this machine, and a sort-based sampler beside them."""
+"""Times the sampler's programs on this machine, beside a whole decode step or a sort-based sampler."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
 import time
 from collections.abc import Callable
-from statistics import median
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 
-from jaxpaged.sampling import SamplerMode, SamplingInput, build_sampling_input, sample
+from jaxpaged import LLM
+from jaxpaged.constraints import pack
+from jaxpaged.sampling import SampleOutput, SamplerMode, SamplingInput, build_sampling_input, sample
+from jaxpaged.sampling_adjust import RowAdjustment, RowState, build_adjustments, history_row, neutral
 from jaxpaged.sampling_params import SamplingParams
 
 SETTINGS = {
@@ -23,6 +30,53 @@ SETTINGS = {
     "min_p 0.05": SamplingParams(temperature=0.8, min_p=0.05),
     "top_k 50 top_p 0.9": SamplingParams(temperature=0.8, top_k=50, top_p=0.9),
 }
+ADJUSTED = {
+    "none adjusted": SamplingParams(temperature=0.8, top_p=0.9),
+    "greedy, penalties": SamplingParams(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.1),
+    "penalties": SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.5, repetition_penalty=1.1),
+    "logit_bias": SamplingParams(temperature=0.8, top_p=0.9, logit_bias=dict.fromkeys(range(100), 1.0)),
+    "allowed": SamplingParams(temperature=0.8, top_p=0.9, allowed_token_ids=range(20_000)),
+}
+# The shape of SmolLM2-135M, but for the vocabulary.
+STEP_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """The least over calls: what other work on the machine adds is left out as far as can be."""
+
+    wall: float
+    processor: float
+
+    def share(self, step: Seconds, greedy: Seconds) -> str:
+        """What part of a decode step this sampler would be, given a step with the greedy one."""
+        parts = [
+            own / (whole - least + own)
+            for own, whole, least in (
+                (self.wall, step.wall, greedy.wall),
+                (self.processor, step.processor, greedy.processor),
+            )
+        ]
+        return f"{100 * parts[0]:5.1f}% of a step's wall, {100 * parts[1]:5.1f}% of its processor time"
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.wall:8.2f} ms wall {1e3 * self.processor:8.2f} ms processor"
 
 
 def peaked_logits(rows: int, vocab_size: int) -> np.ndarray:
@@ -58,40 +112,121 @@ def compile_program(function: Callable[..., object], *example: object) -> tuple[
     return program, time.process_time() - start
 
 
-def timing(program: Callable[..., object], arguments: tuple[object, ...], repeats: int) -> str:
-    """Medians over calls, after one that does not count: wall time, and processor time (steadier on a busy box)."""
-    jax.block_until_ready(program(*arguments))
+def least_of(run: Callable[[], object], repeats: int) -> Seconds:
+    """Times `run`, after one call that does not count."""
+    run()
     wall, processor = [], []
     for _ in range(repeats):
         start = time.perf_counter(), time.process_time()
-        jax.block_until_ready(program(*arguments))
+        run()
         wall.append(time.perf_counter() - start[0])
         processor.append(time.process_time() - start[1])
-    return f"{1e3 * median(wall):8.2f} ms wall {1e3 * median(processor):8.2f} ms processor"
+    return Seconds(wall=min(wall), processor=min(processor))
+
+
+def timing(program: Callable[..., object], arguments: tuple[object, ...], repeats: int) -> Seconds:
+    """Times a program, its results awaited."""
+    return least_of(lambda: jax.block_until_ready(program(*arguments)), repeats)
+
+
+def decode_step(rows: int, vocab_size: int, repeats: int) -> Seconds:
+    """A step of an engine in which `rows` greedy requests decode, with random weights and some 100 tokens each."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(STEP_MODEL | {"vocab_size": vocab_size}), "utf-8")
+        safetensors.numpy.save_file({"unused": np.zeros(1, np.float32)}, Path(folder, "model.safetensors"))
+        llm = LLM(
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=512,
+            max_num_seqs=rows,
+            max_num_batched_tokens=1024,
+            warmup=False,
+            use_tqdm_on_load=False,
+        )
+        generator = np.random.default_rng(0)
+        for name in range(rows):
+            prompt = generator.integers(0, vocab_size, 64).tolist()
+            params = SamplingParams(temperature=0.0, max_tokens=3 * repeats + 200)
+            llm.engine.add(str(name), prompt, params, prompt=None, priority=0)
+        while llm.stats()["output_tokens"] < 3 * rows:  # prompts, and the compilation of what decoding needs
+            llm.engine.step()
+        return least_of(llm.engine.step, 3 * repeats)
+
+
+def adjusted_arguments(params: SamplingParams, rows: int, vocab_size: int) -> tuple[SamplingInput, RowState]:
+    """The arguments of an adjusting program, of `rows` rows with 100 tokens before them."""
+    inputs = build_sampling_input(
+        [(params, row, 100, ()) for row in range(rows)], rows, vocab_size=vocab_size, banned_width=8
+    )
+    allowed = params.allowed_token_ids
+    mask = None if allowed is None else pack(allowed, vocab_size)
+    asked = [RowAdjustment(params=params, num_prompt=50, mask=mask, processor=0)] * rows
+    history = history_row(list(range(50)), list(range(25, 75)), vocab_size)
+    state = RowState(
+        histories=jnp.tile(jnp.asarray(history), (rows, 1)),
+        slots=jnp.arange(rows, dtype=jnp.int32),
+        last_tokens=jnp.zeros(rows, jnp.int32),
+        positions=jnp.full(rows, 100, jnp.int32),
+    )
+    adjustments = build_adjustments(asked, neutral(rows, vocab_size), vocab_size)
+    return jax.tree.map(jnp.asarray, replace(inputs, adjustments=adjustments)), state
 
 
 def bench_shape(rows: int, vocab_size: int, options: argparse.Namespace) -> None:
     """Prints a line per mode and setting at one shape."""
     logits = jnp.asarray(peaked_logits(rows, vocab_size))
-    inputs = {
-        name: build_sampling_input(
-            [(params, row, 7, ()) for row in range(rows)], rows, vocab_size=vocab_size, banned_width=8
+    step = decode_step(rows, vocab_size, options.repeats) if options.step else None
+    least: Seconds | None = None
+    if step is not None:
+        print(f"V {vocab_size} S {rows} decode step with the greedy sampler: {step}")
+    for greedy, max_logprobs, adjusts in (
+        (True, None, False),
+        (False, None, False),
+        (False, 20, False),
+        (False, 20, True),
+    ):
+        mode = SamplerMode(
+            greedy=greedy,
+            max_logprobs=max_logprobs,
+            rows_per_pass=options.rows_per_pass,
+            adjusts=adjusts,
+            processors=(),
         )
-        for name, params in SETTINGS.items()
-    }
-    for greedy in (True, False):
-        for max_logprobs in (None, 20):
-            mode = SamplerMode(greedy=greedy, max_logprobs=max_logprobs, rows_per_pass=options.rows_per_pass)
-            program, seconds = compile_program(lambda *pair, mode=mode: sample(*pair, mode), logits, inputs["greedy"])
-            print(
-                f"V {vocab_size} S {rows} greedy={greedy} logprobs={max_logprobs} compiled in {seconds:.2f} processor s"
-            )
-            for name in ("greedy",) if greedy else SETTINGS:
-                print(f"    {name:20s} {timing(program, (logits, inputs[name]), options.repeats)}")
+        arguments = {name: _arguments(params, rows, vocab_size, adjusts) for name, params in _settings(mode).items()}
+
+        def run(values: jax.Array, pair: tuple[SamplingInput, RowState | None], mode=mode) -> SampleOutput:
+            return sample(values, pair[0], mode, pair[1])
+
+        program, seconds = compile_program(run, logits, next(iter(arguments.values())))
+        print(
+            f"V {vocab_size} S {rows} greedy={greedy} logprobs={max_logprobs} adjusts={adjusts} "
+            f"compiled in {seconds:.2f} processor s"
+        )
+        for name, pair in arguments.items():
+            found = timing(program, (logits, pair), options.repeats)
+            least = least or found
+            print(f"    {name:20s} {found} {'' if step is None else found.share(step, least)}")
     if options.reference:
-        program, seconds = compile_program(sort_based_sample, logits, inputs["greedy"])
+        inputs = _arguments(SETTINGS["top_p 0.9"], rows, vocab_size, False)[0]
+        program, seconds = compile_program(sort_based_sample, logits, inputs)
         print(f"V {vocab_size} S {rows} sort-based: compiled in {seconds:.2f} processor s")
-        print(f"    {'any':20s} {timing(program, (logits, inputs['top_p 0.9']), 1)}")
+        print(f"    {'any':20s} {timing(program, (logits, inputs), 1)}")
+
+
+def _settings(mode: SamplerMode) -> dict[str, SamplingParams]:
+    if mode.greedy:
+        return {"greedy": SETTINGS["greedy"]}
+    return ADJUSTED if mode.adjusts else SETTINGS
+
+
+def _arguments(
+    params: SamplingParams, rows: int, vocab_size: int, adjusts: bool
+) -> tuple[SamplingInput, RowState | None]:
+    if adjusts:
+        return adjusted_arguments(params, rows, vocab_size)
+    asked = [(params, row, 7, ()) for row in range(rows)]
+    return build_sampling_input(asked, rows, vocab_size=vocab_size, banned_width=8), None
 
 
 def main() -> None:
@@ -101,6 +236,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rows-per-pass", type=int, default=2)
+    parser.add_argument("--step", action="store_true", help="compare with a decode step of a SmolLM2-sized model")
     parser.add_argument("--reference", action="store_true", help="time the sort-based sampler, too (slow)")
     options = parser.parse_args()
     for vocab_size in options.vocab:

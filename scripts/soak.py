@@ -65,7 +65,7 @@ def abandon_one(llm: jaxpaged.LLM, rng: random.Random, vocab_size: int) -> None:
 def report(llm: jaxpaged.LLM, served: int, began: float) -> dict[str, float]:
     """Print and return a line of figures."""
     stats = llm.stats()
-    names = ("blocks_used", "blocks_peak", "preemptions", "prefix_hits", "late_compilations")
+    names = ("blocks_used", "blocks_used_peak", "preemptions", "prefix_hits", "late_compilations")
     line = {"requests": served, "seconds": round(time.monotonic() - began, 1), "rss_mib": round(resident_mib(), 1)}
     line |= {name: stats[name] for name in names}
     print(json.dumps(line), flush=True)

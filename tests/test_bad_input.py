@@ -176,7 +176,6 @@ BAD_PARAMS: list[tuple[Any, str]] = [
     (0.5, "sampling_params: wanted SamplingParams"),
     (SamplingParams(logprobs=21), "logprobs.*20"),
     ([GREEDY, SamplingParams(stop_token_ids=[V])], "prompt 1: stop_token_ids.*1024"),
-    (SamplingParams(min_tokens=2, stop_token_ids=range(200)), "min_tokens.*128"),
 ]
 
 

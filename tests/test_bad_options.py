@@ -37,6 +37,7 @@ def test_unknown_keywords_name_the_nearest(path: Path) -> None:
 BAD_OPTIONS: list[dict[str, Any]] = [
     {"tokenizer": 5},
     {"tokenizer": ""},
+    {"tokenizer_revision": ""},
     {"skip_tokenizer_init": "yes"},
     {"dtype": "float64"},
     {"dtype": np.float32},
@@ -71,6 +72,7 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"pipeline_parallel_size": 2},
     {"quantization": "int5"},
     {"attention_backend": "bogus"},
+    {"matmul_backend": "bogus"},
     {"warmup": 0},
 ]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxpaged import EngineConfig, SamplingParams, build, cli
+from jaxpaged import BeamSearchParams, EngineConfig, SamplingParams, build, cli
 from jaxpaged.models.registry import FAMILIES
 from jaxpaged.models.weights.dequantise import KINDS
 from jaxpaged.programs import Programs
@@ -38,6 +38,7 @@ WITH_PROGRAMS = [path for path in DOCUMENTS if any(block.language == "python" fo
 WITH_COMMANDS = [path for path in DOCUMENTS if any(block.language == "bash" for block in blocks_of(path))]
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 GRAPHS = ROOT / "docs" / "graphs.md"
+REINFORCEMENT = ROOT / "docs" / "reinforcement-learning.md"
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -81,6 +82,9 @@ def test_programs_run(path: Path, small_demo: None) -> None:
     if path == GRAPHS:
         require_compiler()
     namespace = run_programs(path)
+    if path == REINFORCEMENT:
+        rewards = namespace["rewards"]
+        assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1, rewards
     if path == CONFIGURATION:
         documented = [row[0] for row in table_rows(section_of(path, "Statistics"))]
         assert sorted(documented) == sorted(namespace["llm"].stats())
@@ -88,7 +92,7 @@ def test_programs_run(path: Path, small_demo: None) -> None:
 
 def test_there_are_programs_and_commands() -> None:
     """Were the blocks not found, nothing below would be checked."""
-    pages = {"docs/generate.md", "docs/sampling.md", "docs/configuration.md", "docs/models.md"}
+    pages = {"docs/async.md", "docs/generate.md", "docs/sampling.md", "docs/configuration.md", "docs/models.md"}
     assert {"README.md", *pages} <= {name_of(path) for path in WITH_PROGRAMS}
     assert {"README.md", "docs/cli.md", "docs/benchmarks.md"} <= {name_of(path) for path in WITH_COMMANDS}
 
@@ -190,7 +194,10 @@ def documented_defaults(path: Path, fields: Iterable[dataclasses.Field[Any]]) ->
     return {row[0]: row[1].strip("`") for row in table_rows(path.read_text("utf-8")) if row[0] in names}
 
 
-@pytest.mark.parametrize(("kind", "page"), [(EngineConfig, "configuration.md"), (SamplingParams, "sampling.md")])
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [(EngineConfig, "configuration.md"), (SamplingParams, "sampling.md"), (BeamSearchParams, "beam-search.md")],
+)
 def test_every_field_is_documented_with_its_default(kind: type, page: str) -> None:
     fields = dataclasses.fields(kind)
     wanted = {

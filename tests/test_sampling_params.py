@@ -23,7 +23,20 @@ BAD_VALUES = [
     ("ignore_eos", [1, None, "yes"]),
     ("max_tokens", [0, -5, 1.5, "5", True]),
     ("min_tokens", [-1, None, 0.5]),
-    ("logprobs", [-1, 2.0, "1"]),
+    ("logprobs", [-2, 2.0, "1"]),
+    ("prompt_logprobs", [-2, 1.5]),
+    ("logprob_token_ids", [[], [-1], "12", 7]),
+    ("presence_penalty", [-2.1, 2.1, float("nan"), None]),
+    ("frequency_penalty", [-2.1, 2.1, "x"]),
+    ("repetition_penalty", [0.0, -1.0, float("inf"), None]),
+    ("logit_bias", [5, "12"]),
+    ("allowed_token_ids", [[], [-1], [1.0], "12", 7]),
+    ("bad_words", ["word", [""], [1], 3]),
+    ("structured_outputs", [{"regex": "a"}, "json"]),
+    ("logits_processor", [3, "f"]),
+    ("truncate_prompt_tokens", [0, -2, 1.5, True]),
+    ("skip_reading_prefix_cache", [1, "no"]),
+    ("spaces_between_special_tokens", [None]),
     ("detokenize", [0]),
     ("skip_special_tokens", [None]),
     ("include_stop_str_in_output", ["no"]),
@@ -35,8 +48,26 @@ BAD_VALUES = [
 def test_bad_value_is_refused_by_name_with_the_value(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name) as caught:
         SamplingParams(**{name: value})
-    shown = value[-1] if isinstance(value, list) else value
+    shown = value[-1] if isinstance(value, list) and value else value
     assert repr(shown) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("logit_bias", {-1: 1.0}, "got -1"),
+        ("logit_bias", {1: float("nan")}, "got nan"),
+        ("logit_bias", {1: "x"}, "got 'x'"),
+        ("logit_bias", {"a": 1.0}, "got 'a'"),
+        ("logit_bias", [1], "mapping"),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0), "at most 1024 token ids, got 1025"),
+        ("logprob_token_ids", range(129), "at most 128 token ids, got 129"),
+        ("bad_words", ["a"] * 129, "at most 128 words, got 129"),
+    ],
+)
+def test_bad_collections_are_refused(name: str, value: object, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} .*{said}"):
+        SamplingParams(**{name: value})
 
 
 def test_defaults() -> None:
@@ -47,6 +78,13 @@ def test_defaults() -> None:
     assert params.skip_special_tokens
     assert not params.include_stop_str_in_output
     assert params.output_kind is RequestOutputKind.CUMULATIVE
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert params.bad_words == ()
+    off = ("logit_bias", "allowed_token_ids", "prompt_logprobs", "logprob_token_ids", "structured_outputs")
+    off += ("logits_processor", "truncate_prompt_tokens", "skip_reading_prefix_cache")
+    assert [getattr(params, name) for name in off] == [None] * len(off)
+    assert not params.penalised and not params.wants_logprobs
+    assert params.spaces_between_special_tokens and params.reads_prefix_cache
 
 
 @pytest.mark.parametrize(
@@ -64,6 +102,14 @@ def test_defaults() -> None:
         ("logprobs", True, 1),
         ("logprobs", False, None),
         ("logprobs", 0, 0),
+        ("logprobs", -1, -1),
+        ("logit_bias", {3: 1, np.int64(5): -200}, ((3, 1.0), (5, -100.0))),
+        ("logit_bias", ((3, 1.0), (3, 2.0)), ((3, 2.0),)),
+        ("logit_bias", {}, ()),
+        ("allowed_token_ids", [np.int32(3), 5], (3, 5)),
+        ("bad_words", ["a", "b c"], ("a", "b c")),
+        ("truncate_prompt_tokens", -1, -1),
+        ("skip_reading_prefix_cache", True, True),
         ("max_tokens", None, None),
         ("max_tokens", np.int64(7), 7),
         ("temperature", 1, 1.0),
@@ -89,6 +135,7 @@ def test_greedy_below_a_threshold(temperature: float, greedy: bool) -> None:
         ({"min_tokens": 17}, ["min_tokens=17", "max_tokens=16"]),
         ({"n": 2, "temperature": 0.0}, ["n=2", "temperature=0.0"]),
         ({"stop": "a", "detokenize": False}, ["detokenize"]),
+        ({"logprob_token_ids": [1, 2], "logprobs": 3}, ["2", "logprobs=3"]),
     ],
 )
 def test_contradictions_are_refused(keywords: dict[str, object], names: list[str]) -> None:
@@ -129,3 +176,10 @@ def test_verify_knows_the_model() -> None:
         SamplingParams(logprobs=21).verify(vocab_size=100, max_logprobs=20)
     with pytest.raises(ValueError, match=r"logprobs .* 8 .*, got 9"):
         SamplingParams(logprobs=9).verify(vocab_size=8, max_logprobs=20)
+    with pytest.raises(ValueError, match=r"prompt_logprobs .* 20 .*, got -1"):
+        SamplingParams(prompt_logprobs=-1).verify(vocab_size=100, max_logprobs=20)
+    SamplingParams(logprobs=-1, prompt_logprobs=100).verify(vocab_size=100, max_logprobs=-1)
+    SamplingParams(logprob_token_ids=range(30)).verify(vocab_size=100, max_logprobs=20)
+    for options in ({"allowed_token_ids": [8]}, {"logit_bias": {8: 1.0}}, {"logprob_token_ids": [8]}):
+        with pytest.raises(ValueError, match=rf"{next(iter(options))} .* 8, got 8"):
+            SamplingParams(**options).verify(vocab_size=8, max_logprobs=20)

@@ -90,7 +90,7 @@ def test_stats_tell_used_shared_and_cached() -> None:
     serve(loop, range(9), range(9), max_tokens=2)
     stats = loop.scheduler.stats
     assert (stats.prefix_queries, stats.prefix_hits, stats.blocks_reused) == (27, 16, 4)
-    assert (stats.blocks_used, stats.blocks_peak, stats.blocks_shared, stats.blocks_shared_peak) == (0, 4, 0, 2)
+    assert (stats.blocks_used, stats.blocks_used_peak, stats.blocks_shared, stats.blocks_shared_peak) == (0, 4, 0, 2)
     assert (stats.num_blocks, stats.preemptions, stats.num_running, stats.num_waiting) == (63, 0, 0, 0)
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_kept_of_finished_requests() -> None:
     scheduler: Scheduler = loop.scheduler
     assert scheduler.num_in_flight == scheduler.num_running == scheduler.num_waiting == 0
     blocks = scheduler._blocks
-    assert not scheduler._requests and not blocks._chains
+    assert not len(scheduler._roster) and not blocks._chains
     assert blocks._cache is not None and len(blocks._cache) <= 19
 
 
@@ -112,8 +112,9 @@ def test_a_request_with_broken_logits_ends_with_error_and_leaves_nothing_to_hit(
     bad, good = (loop.add(make_request(name, [i] * 9)) for i, name in enumerate("ab"))
     loop.schedule()
     result = loop.flight.popleft()
-    assert loop.scheduler.absorb(dataclasses.replace(result, failed=frozenset({0}))) == [bad, good]
+    assert loop.scheduler.absorb(dataclasses.replace(result, failed={0: "broken"})) == [bad, good]
     loop.scheduler.check()
-    assert bad.finish_reason == FinishReason.ERROR and bad.output_ids == [] and not good.finished
+    assert (bad.finish_reason, bad.error) == (FinishReason.ERROR, "broken")
+    assert bad.output_ids == [] and not good.finished
     loop.finish()
     assert [r.num_cached for r in serve(loop, [0] * 9, [1] * 9)] == [0, 8]

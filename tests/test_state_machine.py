@@ -39,6 +39,7 @@ SHAPES = st.fixed_dictionaries(
         "max_model_len": st.integers(6, 40),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "enable_prefix_caching": st.sampled_from([True, True, True, False]),
+        "max_num_read": st.integers(1, 8),
     }
 )
 ASKS = st.fixed_dictionaries(
@@ -47,6 +48,7 @@ ASKS = st.fixed_dictionaries(
         "min_tokens": st.integers(0, 3),
         "priority": st.integers(0, 2),
         "cache_key": st.sampled_from([b"", b"", b"", b"salt"]),
+        "reads": st.sampled_from([None, None, None, "prompt", "score", "embed"]),
     }
 )
 
@@ -70,9 +72,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prompt=st.lists(ALPHABET, min_size=1, max_size=12), asks=ASKS, n=st.integers(2, 4))
     def add_family(self, prompt: list[int], asks: dict, n: int) -> None:
+        asks["reads"] = asks["reads"] and "prompt"  # what generates nothing has no samples
         first = self.walk.add(prompt, asks, None)
         for _ in range(n - 1):
             self.walk.add(prompt, asks, first)
+
+    @rule(prompt=st.lists(ALPHABET, min_size=1, max_size=12), asks=ASKS, width=st.integers(1, 5))
+    def add_beams(self, prompt: list[int], asks: dict, width: int) -> None:
+        self.walk.add_beams(prompt, asks, width)
 
     @precondition(lambda self: len(self.walk.flight) < DEPTH)
     @rule(seed=st.integers(0, 2**16))
@@ -107,6 +114,12 @@ class Machine(RuleBasedStateMachine):
     def reset_prefix_cache(self) -> None:
         assert self.walk.scheduler.reset_prefix_cache() == (self.walk.scheduler.num_running == 0)
 
+    @precondition(lambda self: self.walk.live)
+    @rule(certain=st.sampled_from([False, False, False, True]))
+    def restart(self, certain: bool) -> None:
+        if certain:  # not too often: it clears what the other rules build up
+            self.walk.restart()
+
     @invariant()
     def consistent(self) -> None:
         self.walk.check()
@@ -132,7 +145,8 @@ def test_no_walk_breaks_a_block() -> None:
     )
     assert counts["schedule"] + counts["absorb"] >= 10_000
     # The walk must have gone where the faults are.
-    assert min(counts["preempted"], counts["copies"], counts["on_device"], counts["ended"]) >= 100
+    places = ("preempted", "copies", "on_device", "ended", "forked", "forked_without_slot", "dropped", "restarted")
+    assert min(counts[place] for place in places) >= 100
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -148,6 +162,7 @@ def test_no_long_run_breaks_a_block(seed: int) -> None:
         "max_model_len": 40,
         "policy": ("fcfs", "priority")[seed % 2],
         "enable_prefix_caching": True,
+        "max_num_read": 3,
     }
     walk = Walk(shape, counts)
     sample = sampler(seed)
@@ -159,15 +174,21 @@ def test_no_long_run_breaks_a_block(seed: int) -> None:
                 "min_tokens": 0,
                 "priority": draw.randint(0, 2),
                 "cache_key": b"",
+                "reads": draw.choice([None, None, None, "prompt"]),
             }
+            if draw.random() < 0.2:
+                walk.add_beams(prompt, asks, draw.randint(1, 6))
+                continue
             first = walk.add(prompt, asks, None)
             for _ in range(draw.choice([0, 0, 0, 2])):
                 walk.add(prompt, asks, first)
         if walk.live and draw.random() < 0.03:
             walk.end(draw.choice(walk.live), draw.random() < 0.5)
+        if draw.random() < 0.01:
+            walk.restart()
         if len(walk.flight) == DEPTH or (not walk.schedule(sample) and walk.flight):
             walk.absorb()
         walk.check()
     walk.drain(sample)
-    assert counts["preempted"] > 0 and counts["copies"] > 0
+    assert min(counts["preempted"], counts["copies"], counts["forked"], counts["dropped"]) > 0
     assert walk.scheduler.stats.prefix_hits > 0

@@ -100,12 +100,16 @@ def test_wheel_holds_the_package_alone_and_whole(tmp_path: Path) -> None:
 
 IMPORT_EVERYTHING = """
 import importlib, logging, os, pkgutil, signal, threading
-import flax.nnx, jax.experimental.pallas.mosaic_gpu, numba  # they set environment variables of their own
+import flax.nnx, jax, jax.experimental.pallas.mosaic_gpu, numba  # they set environment variables of their own
 before = dict(os.environ), logging.root.handlers[:], signal.getsignal(signal.SIGINT)
 import jaxpaged
 names = [module.name for module in pkgutil.walk_packages(jaxpaged.__path__, "jaxpaged.")]
 for name in names:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != "lm_eval":  # an extra
+            raise
 assert len(names) > 5, names
 assert (dict(os.environ), logging.root.handlers[:], signal.getsignal(signal.SIGINT)) == before
 assert threading.active_count() == 1, threading.enumerate()

@@ -18,7 +18,7 @@ from jaxpaged.graphs.target import Target
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.weights import open_checkpoint
 from jaxpaged.programs import Recipe
-from jaxpaged.recipes import COPY, SamplerKey
+from jaxpaged.recipes import COPY, HISTORY, SamplerKey
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ def serving_programs(model: ModelConfig | Mapping[str, Any], target: Target, **o
 
 
 def program_name(key: Any) -> str:
-    """How a program is called: "forward 256" (tokens), "sample 32 greedy", "sample 8 logprobs banned=128", "copy"."""
-    if key == COPY:
-        return COPY
+    """How a program is called: "forward 256" (tokens), "sample 32 greedy", "sample 8 logprobs", "history", "copy"."""
+    if key in (COPY, HISTORY):
+        return str(key)
     if not isinstance(key, SamplerKey):
         return f"forward {key}"
-    words = ["greedy"] * key.greedy + ["logprobs"] * key.logprobs
-    return " ".join(["sample", str(key.size), *words, f"banned={key.banned_width}"])
+    words = ["greedy"] * key.greedy + ["logprobs"] * key.logprobs + ["adjusts"] * key.adjusts
+    return " ".join(["sample", str(key.size), *words])

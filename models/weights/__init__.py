@@ -53,7 +53,8 @@ def open_checkpoint(
         raise ValueError(
             f"model {path_or_id!r} does not exist as a path and is no hub id (owner/name); check the spelling"
         )
-    return _open_directory(fetch_snapshot(path_or_id, revision=revision, token=token, download_dir=download_dir))
+    directory = fetch_snapshot(path_or_id, revision=revision, token=token, download_dir=download_dir, weights=True)
+    return _open_directory(directory)
 
 
 def _open_directory(directory: Path) -> Checkpoint:

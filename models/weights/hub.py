@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 # Only what a model needs is downloaded: no .bin or .pth twins, no original/ folder, no second copy of the weights.
-_WANTED = ("*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja")
+_TEXT_FILES = ("*.json", "tokenizer*", "*.model", "*.txt", "*.jinja")
+_WEIGHT_FILES = ("*.safetensors",)
 _UNWANTED = ("*/*", "consolidated*.safetensors")
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -16,8 +17,10 @@ def is_hub_id(name: str) -> bool:
     return _REPO_ID.fullmatch(name) is not None and not name.endswith((".gguf", ".safetensors", ".json"))
 
 
-def fetch_snapshot(repo_id: str, *, revision: str | None, token: str | None, download_dir: str | None) -> Path:
-    """Directory holding the repository's config, tokenizer and safetensors files.
+def fetch_snapshot(
+    repo_id: str, *, revision: str | None, token: str | None, download_dir: str | None, weights: bool
+) -> Path:
+    """Directory holding the repository's config, tokenizer and, if asked for, safetensors files.
 
     revision: branch, tag or commit (None: main). download_dir replaces the cache's place (None: HF_HUB_CACHE, or
     HF_HOME/hub). Without a network, or with HF_HUB_OFFLINE=1, the cache is used as it stands. ValueError where the
@@ -32,7 +35,7 @@ def fetch_snapshot(repo_id: str, *, revision: str | None, token: str | None, dow
             revision=revision,
             token=token,
             cache_dir=download_dir,
-            allow_patterns=list(_WANTED),
+            allow_patterns=list(_TEXT_FILES + _WEIGHT_FILES * weights),
             ignore_patterns=list(_UNWANTED),
             local_files_only=local_files_only,
         )
@@ -41,6 +44,7 @@ def fetch_snapshot(repo_id: str, *, revision: str | None, token: str | None, dow
     # The client raises some failures of the connection (a proxy that refuses) as the bare error class of its HTTP
     # library, which differs between its versions, and does not look into the cache then.
     connection_error = HfHubHTTPError.__bases__[0]
+    what = "model" if weights else "tokenizer"
     at = f" at revision {revision!r}" if revision is not None else ""
     try:
         try:
@@ -51,11 +55,11 @@ def fetch_snapshot(repo_id: str, *, revision: str | None, token: str | None, dow
             return snapshot(local_files_only=True)
     except LocalEntryNotFoundError as error:
         raise ValueError(
-            f"model {repo_id!r}{at} is no local path and is not complete in the hub cache, and the hub cannot be "
+            f"{what} {repo_id!r}{at} is no local path and is not complete in the hub cache, and the hub cannot be "
             f"reached; check the name, go online (unset HF_HUB_OFFLINE), or pass a local directory. {error}"
         ) from error
     except (HfHubHTTPError, HFValidationError) as error:
         raise ValueError(
-            f"model {repo_id!r}{at} is no local path and the hub refused it; check the name and the revision, and "
+            f"{what} {repo_id!r}{at} is no local path and the hub refused it; check the name and the revision, and "
             f"pass a token if the model is private or gated. {error}"
         ) from error

@@ -16,7 +16,7 @@ from jaxpaged.pallas_kernels.paged_attention.worklist import AttentionWork, Work
 class TileConfig:
     """Tile sizes in tokens (lanes: sequences). Data, chosen per platform; a size never changes the result's meaning."""
 
-    decode_lanes: int  # decoding sequences handled together
+    decode_lanes: int  # decoding sequences handled together; 0: they are cut into tiles of queries like all others
     decode_kv: int  # keys per inner iteration, decode
     prefill_queries: int  # queries of one sequence handled together
     prefill_kv: int  # keys per inner iteration, prefill
@@ -76,8 +76,8 @@ class AttentionBatch:
 
 
 def max_tiles(num_tokens: int, num_rows: int, tile: int) -> int:
-    """Most prefill tiles a batch of num_tokens tokens can have; a single token is always a decode row."""
-    return 0 if num_tokens < 2 else num_tokens // tile + min(num_rows, num_tokens)
+    """Most tiles of queries a batch of num_tokens tokens can have."""
+    return num_tokens // tile + min(num_rows, num_tokens)
 
 
 def plan_attention(
@@ -99,12 +99,15 @@ def plan_attention(
     counts = np.diff(query_starts[: num_rows + 1])
     many = np.flatnonzero(counts != 1)
     num_decodes = int(many[0]) if many.size else num_rows
+    if tiles.decode_lanes == 0:
+        num_decodes = 0
     rows, starts = [], []
     for row in range(num_decodes, num_rows):
         first = np.arange(query_starts[row], query_starts[row + 1], tiles.prefill_queries, dtype=np.int32)
         starts.append(first)
         rows.append(np.full(first.shape, row, np.int32))
-    width = max_tiles(num_tokens, len(kv_lens), tiles.prefill_queries)
+    alone = num_tokens == 1 and tiles.decode_lanes > 0  # a single token is a decode row
+    width = 0 if alone else max_tiles(num_tokens, len(kv_lens), tiles.prefill_queries)
     tile_rows, tile_starts = np.zeros(width, np.int32), np.zeros(width, np.int32)
     num_tiles = sum(len(s) for s in starts)
     if num_tiles:

@@ -33,7 +33,8 @@ def paged_attention_tiled(
     scaled = (q.astype(jnp.float32) * spec.scale).astype(q.dtype)
     scaled = jnp.pad(scaled, ((0, pad), (0, 0), (0, 0), (0, 0)))
     out = jnp.zeros(scaled.shape, q.dtype)
-    out = _decode_rows(out, scaled, k_cache, v_cache, batch, spec, extras)
+    if batch.tiles.decode_lanes:
+        out = _decode_rows(out, scaled, k_cache, v_cache, batch, spec, extras)
     if pad:
         out = _prefill_tiles(out, scaled, k_cache, v_cache, batch, spec, extras)
     return out[:num_tokens]

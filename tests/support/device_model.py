@@ -8,12 +8,20 @@ freed too early, shared wrongly, hit falsely, written by two rows, or not copied
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxpaged.plan import RowPlan, StepPlan, StepResult
+from jaxpaged.plan import Reading, RowPlan, StepPlan, StepResult, TokenLogprobs
 from jaxpaged.request import Request
+
+ANSWER = TokenLogprobs(
+    ranked=True,
+    top_ids=np.zeros(1, np.int32),
+    top_logprobs=np.zeros(1, np.float32),
+    sampled_logprob=0.0,
+    sampled_rank=1,
+)
 
 
 class History:
@@ -25,6 +33,13 @@ class History:
         self.marks: list[int] = []  # marks[p] stands for tokens[0..p]
         self._last = zlib.crc32(request.cache_key) + 1
         self.extend(request.prompt_ids)
+
+    def continued(self, request: Request) -> History:
+        """The history of a fork: this one and the fork's newest token."""
+        twin = History(request)
+        twin.extend(self.tokens[request.num_prompt :])
+        twin.extend(request.output_ids[-1:])
+        return twin
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -49,16 +64,43 @@ class DeviceModel:
     def add(self, request: Request) -> None:
         self.sequences[request] = History(request)
 
+    def fork(self, parent: Request, child: Request) -> None:
+        """The scheduler has forked: what the parent computed is computed for the child, if that got a slot."""
+        self.sequences[child] = self.sequences[parent].continued(child)
+        if child.slot is not None:
+            self.computed[child], self.slots[child] = self.computed[parent], child.slot
+
+    def extend(self, request: Request, token: int) -> None:
+        """A beam was given its next token."""
+        self.sequences[request].extend([token])
+
+    def is_idle(self, request: Request) -> bool:
+        """A beam all of whose tokens are computed."""
+        return request.lockstep and self.computed[request] == len(self.sequences[request].tokens)
+
     def leave(self, request: Request) -> None:
         """The request was finished: it holds no blocks any more."""
         self.computed.pop(request, None)
         self.slots.pop(request, None)
 
+    def lose_everything(self, read: Mapping[Request, Sequence[int]]) -> None:
+        """As after a failed step: no KV is left, and of each request's outputs those that were read."""
+        self.content[:] = 0
+        self.last_tokens = [0] * len(self.last_tokens)
+        self.computed.clear()
+        self.slots.clear()
+        for request in self.sequences:
+            self.sequences[request] = History(request)
+            self.sequences[request].extend(read[request])
+
     def run(self, plan: StepPlan, sample: Callable[[Request], int]) -> StepResult:
         """Run a plan; sample gives the next token of a request."""
         self._check_plan(plan)
         before = dict(self.computed)
-        for request in [r for r in self.computed if r.request_id in plan.preempted]:
+        preempted = [r for r in self.computed if r.request_id in plan.preempted]
+        if not all(self.is_idle(request) for request in preempted):
+            assert all(row.request in before for row in plan.rows), "a preempting step admitted a request"
+        for request in preempted:
             self.leave(request)
         self._copy(plan)
         for row in plan.rows:
@@ -70,7 +112,9 @@ class DeviceModel:
             self._check_context(plan, request, self.slots[request], length)
         self._check_ownership(plan)
         tokens = [self._sample(row, sample) for row in plan.rows if row.samples]
-        return StepResult(step=plan.step, token_ids=np.array(tokens, np.int32), logprobs=(None,) * len(tokens))
+        logprobs = tuple(ANSWER if row.request.lockstep else None for row in plan.rows if row.samples)
+        readings = tuple(self._read(row) for row in plan.reading_rows)
+        return StepResult(step=plan.step, token_ids=np.array(tokens, np.int32), logprobs=logprobs, readings=readings)
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.rows, "an empty plan"
@@ -82,16 +126,16 @@ class DeviceModel:
         assert [row.count == 1 for row in plan.rows] == sorted((row.count == 1 for row in plan.rows), reverse=True)
         assert single == sorted(single, reverse=True), "single-token rows are not longest first"
         assert not plan.block_tables.flags.writeable, "the plan's tables can change under the device"
-        if plan.preempted:
-            assert all(request in self.computed for request in requests), "a preempting step admitted a request"
 
     def _copy(self, plan: StepPlan) -> None:
-        sources = {source for source, _ in plan.copies}
+        sources = [source for source, _ in plan.copies]
         targets = [target for _, target in plan.copies]
-        assert len(set(targets)) == len(targets) and sources.isdisjoint(targets), "copies depend on their order"
+        assert len(set(targets)) == len(targets), "a block is copied to twice"
         assert 0 not in sources and 0 not in targets, "the trash block is copied"
-        for source, target in plan.copies:
-            self.content[target] = self.content[source]
+        # All sources are read before a target is written; a source that was freed since may be a later pair's target.
+        for index, source in enumerate(sources):
+            assert source not in targets[:index], "copies depend on their order"
+        self.content[targets] = self.content[sources]
 
     def _check_context(self, plan: StepPlan, request: Request, slot: int, length: int) -> None:
         """Positions [0, length) of the row hold the request's own history."""
@@ -109,15 +153,18 @@ class DeviceModel:
         if row.request in before:
             assert row.start == before[row.request], "computed positions have a gap or overlap"
             assert row.slot == self.slots[row.request], "a row changed its slot"
-        assert row.samples == (row.kv_len == len(sequence.tokens)), "sampled too early, or not at all"
+        complete = row.request.generates and row.kv_len == len(sequence.tokens)
+        assert row.samples == complete, "sampled too early, or not at all"
         tokens = row.tokens.tolist()
         if row.token_on_device:
             assert row.samples, "a token on the device is the newest token"
+            assert not row.request.lockstep, "a beam takes the token that was sampled instead of the one chosen"
             tokens[-1] = self.last_tokens[row.slot]
         assert tokens == sequence.tokens[row.start : row.kv_len], "the row computes other tokens than its own"
         for position in range(row.start, row.kv_len):
             block = int(plan.block_tables[row.slot, position // self.block_size])
             place = (block, position % self.block_size)
+            assert np.count_nonzero(plan.block_tables == block) == 1, f"{row.request.request_id} writes a shared block"
             assert block != 0 and place not in written, "KV is written to the trash block or twice"
             written.add(place)
             self.content[place] = sequence.marks[position]
@@ -125,9 +172,12 @@ class DeviceModel:
         self.slots[row.request] = row.slot
 
     def _check_ownership(self, plan: StepPlan) -> None:
-        """Only requests with blocks have table rows; a shared block is full and has equal content for its holders."""
+        """Only requests with blocks have table rows; a shared block has equal content for its holders.
+
+        It is full, or partly filled, and then its holders are beams that wait.
+        """
         size = self.block_size
-        owners: dict[int, tuple[int, int | None]] = {}
+        owners: dict[int, tuple[int, int, int | None]] = {}
         idle = np.ones(len(plan.block_tables), bool)
         for request, length in self.computed.items():
             slot = self.slots[request]
@@ -138,15 +188,26 @@ class DeviceModel:
             held = int(np.count_nonzero(row))
             assert held <= -(-len(marks) // size), f"{request.request_id} holds more blocks than it has tokens for"
             for i, block in enumerate(row[:held].tolist()):
-                mark = marks[(i + 1) * size - 1] if (i + 1) * size <= length else None
+                end = min((i + 1) * size, length) if request.lockstep else (i + 1) * size
+                mark = marks[end - 1] if i * size < end <= length else None
                 if block in owners:
-                    assert mark is not None and owners[block] == (i, mark), f"block {block} is shared wrongly"
-                owners[block] = (i, mark)
+                    assert mark is not None and owners[block] == (i, end, mark), f"block {block} is shared wrongly"
+                owners[block] = (i, end, mark)
         assert not plan.block_tables[idle].any(), "a slot nobody uses holds blocks"
         self.num_held = len(owners)
 
+    def _read(self, row: RowPlan) -> Reading:
+        """What is read tells which positions these were, in place of log-probabilities."""
+        readout = row.request.readout
+        assert readout is not None, "a request that asked for nothing is read"
+        assert row.start <= row.read.start and row.read.stop <= row.kv_len, "a position is read that is not computed"
+        assert readout.first <= row.read.start and row.read.stop <= readout.stop, "a position is read unasked"
+        return Reading(count=len(row.read), logprobs=np.array(row.read))
+
     def _sample(self, row: RowPlan, sample: Callable[[Request], int]) -> int:
         token = sample(row.request)
+        if row.request.lockstep:
+            return token  # the search chooses another
         self.sequences[row.request].extend([token])
         self.last_tokens[row.slot] = token
         return token

@@ -20,7 +20,9 @@ SAMPLE = jax.jit(sample, static_argnames="mode")
 
 
 def mode(greedy: bool = False, max_logprobs: int | None = None, rows_per_pass: int = 2) -> SamplerMode:
-    return SamplerMode(greedy=greedy, max_logprobs=max_logprobs, rows_per_pass=rows_per_pass)
+    return SamplerMode(
+        greedy=greedy, max_logprobs=max_logprobs, rows_per_pass=rows_per_pass, adjusts=False, processors=()
+    )
 
 
 def run(logits: np.ndarray, rows: Sequence[Row], how: SamplerMode, size: int | None = None) -> SampleOutput:
@@ -29,7 +31,7 @@ def run(logits: np.ndarray, rows: Sequence[Row], how: SamplerMode, size: int | N
     padded = np.zeros((size, logits.shape[1]), np.float32)
     padded[: len(rows)] = logits
     inputs = build_sampling_input(rows, size, vocab_size=logits.shape[1], banned_width=8)
-    output = SAMPLE(jnp.asarray(padded), jax.tree.map(jnp.asarray, inputs), mode=how)
+    output = SAMPLE(jnp.asarray(padded), jax.tree.map(jnp.asarray, inputs), mode=how, state=None)
     return jax.tree.map(lambda field: np.asarray(field)[: len(rows)], output)
 
 
@@ -39,7 +41,9 @@ def draws(logits: np.ndarray, params: SamplingParams, banned: Sequence[int] = ()
     return run(np.tile(logits, (len(rows), 1)), rows, mode()).token
 
 
-def reference(logits: np.ndarray, params: SamplingParams, banned: Sequence[int]) -> tuple[np.ndarray, np.ndarray, bool]:
+def reference(
+    logits: np.ndarray, params: SamplingParams, banned: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray, bool]:
     """By sorting, in float64: (kept bool[V], logits / temperature [V], whether some token is too near a border)."""
     logits = logits.astype(np.float64)
     logits[list(banned)] = -np.inf
@@ -62,21 +66,41 @@ def reference(logits: np.ndarray, params: SamplingParams, banned: Sequence[int])
 def expected_token(logits: np.ndarray, row: Row) -> int | None:
     """What the reference picks with the sampler's own noise; None where rounding decides."""
     params, seed, position, banned = row
-    kept, scaled, near = reference(logits, params, banned)
+    return winner(reference(logits, params, banned), seed, position)
+
+
+def winner(found: tuple[np.ndarray, np.ndarray, bool], seed: int, position: int) -> int | None:
+    """The token that the sampler's noise picks from what reference() found; None where rounding decides."""
+    kept, scaled, near = found
     seeds = jnp.array([[seed & 0xFFFFFFFF, seed >> 32]], jnp.uint32)
     keys = filters.noise_keys(seeds, jnp.array([position], jnp.int32))
-    noise = filters.gumbel(filters.noise_words(keys, jnp.arange(len(logits), dtype=jnp.int32)[None]))
+    noise = filters.gumbel(filters.noise_words(keys, jnp.arange(len(scaled), dtype=jnp.int32)[None]))
     noisy = np.where(kept, scaled + np.asarray(noise, np.float64)[0], -np.inf)
     second, first = np.sort(noisy)[-2:]
     return None if near or first - second < 1e-4 else int(np.argmax(noisy))
 
 
+def chi_square(counts: np.ndarray, chances: np.ndarray) -> tuple[float, int]:
+    """Pearson's statistic and its degrees of freedom; tokens expected less than 5 times are taken together.
+
+    AssertionError if a token of chance 0 occurs.
+    """
+    assert not counts[chances == 0].any(), f"impossible tokens {np.flatnonzero(counts * (chances == 0))} were drawn"
+    expected = counts.sum() * chances
+    rare = (expected < 5) & (chances > 0)
+    often = expected >= 5
+    expected = np.append(expected[often], expected[rare].sum() if rare.any() else [])
+    found = np.append(counts[often], counts[rare].sum() if rare.any() else [])
+    return float(((found - expected) ** 2 / expected).sum()), len(expected) - 1
+
+
+def plausible(statistic: float, freedom: int, deviations: float) -> bool:
+    """Whether a chi-square so great is no further out than so many standard deviations (Wilson-Hilferty)."""
+    if freedom == 0:
+        return True
+    return statistic < freedom * (1 - 2 / (9 * freedom) + deviations * np.sqrt(2 / (9 * freedom))) ** 3
+
+
 def chi_square_fits(counts: np.ndarray, chances: np.ndarray) -> bool:
-    """Pearson's test at about 1e-4 (Wilson-Hilferty); tokens of chance 0 must not occur."""
-    possible = chances > 0
-    if counts[~possible].any():
-        return False
-    expected = counts.sum() * chances[possible]
-    freedom = possible.sum() - 1
-    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
-    return statistic < freedom * (1 - 2 / (9 * freedom) + 3.72 * np.sqrt(2 / (9 * freedom))) ** 3
+    """Pearson's test at about 1e-4; tokens of chance 0 must not occur."""
+    return not counts[chances == 0].any() and plausible(*chi_square(counts, chances), 3.72)

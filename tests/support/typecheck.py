@@ -9,7 +9,7 @@ from beartype import beartype
 from beartype.roar import BeartypeDecorHintPep673Exception
 
 # What callers give arrives here and is checked here, with errors that say more; tests give wrong things on purpose.
-ENTRANCES = ("jaxpaged", "jaxpaged.config", "jaxpaged.llm", "jaxpaged.prompts")
+ENTRANCES = ("jaxpaged", "jaxpaged.async_llm", "jaxpaged.config", "jaxpaged.intake", "jaxpaged.llm", "jaxpaged.prompts")
 
 
 def check_types(function: Callable[..., Any]) -> Callable[..., Any]:

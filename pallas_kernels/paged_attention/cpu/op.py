@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import threading
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxpaged.pallas_kernels.cpu.foreign import make_known, numba_is_missing
 from jaxpaged.pallas_kernels.paged_attention.batch import AttentionBatch, AttentionExtras, AttentionSpec
 from jaxpaged.pallas_kernels.paged_attention.call import AttentionCall
 from jaxpaged.pallas_kernels.platform import DeviceTarget
 
 _TARGET = "jaxpaged_paged_attention"
-_ONE_AT_A_TIME = threading.Lock()  # programs are traced in several threads; XLA takes a handler once
 
 
 def numba_obstacle(target: DeviceTarget, call: AttentionCall) -> str | None:
@@ -28,9 +23,7 @@ def numba_obstacle(target: DeviceTarget, call: AttentionCall) -> str | None:
         return f"it computes in float32, got queries in {call.q.dtype} and a cache in {call.cache.dtype}"
     if call.q.shape[-1] % 16:
         return f"it wants a head_dim that is a multiple of 16, got {call.q.shape[-1]}"
-    if importlib.util.find_spec("numba") is None:
-        return "it wants Numba: pip install 'jaxpaged[cpu]'"
-    return None
+    return numba_is_missing()
 
 
 def paged_attention_numba(
@@ -49,8 +42,7 @@ def paged_attention_numba(
     no query of the tile sees is not read.
     """
     del interpret  # there is no other way to run it
-    with _ONE_AT_A_TIME:
-        _register()
+    make_known(_TARGET, _handler)
     none = np.zeros(0, np.float32)
     scalars = np.array([spec.scale, spec.soft_cap or 0.0], np.float32)
     window = np.array([spec.window or 0], np.int32)
@@ -63,10 +55,8 @@ def paged_attention_numba(
     )
 
 
-@cache
-def _register() -> None:
-    """Make the handler known to XLA, once per process. Numba is imported here, and compiles or reads its cache."""
-    from jaxpaged.pallas_kernels.paged_attention.cpu.workers import start
+def _handler() -> int:
+    """Numba is imported here, and compiles or reads its cache."""
+    from jaxpaged.pallas_kernels.paged_attention.cpu.entry import compiled
 
-    handler = start()
-    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(ctypes.c_void_p(handler.address)), platform="cpu")
+    return compiled()[0].address

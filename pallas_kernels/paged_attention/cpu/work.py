@@ -11,11 +11,11 @@ from typing import no_type_check
 
 import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
+from jaxpaged.pallas_kernels.cpu.code import LANES
+from jaxpaged.pallas_kernels.cpu.frame import floats, ints
+from jaxpaged.pallas_kernels.cpu.workers import add
 from jaxpaged.pallas_kernels.paged_attention.cpu import vectors as v
-from jaxpaged.pallas_kernels.paged_attention.cpu.frame import floats, ints
 
 TILE = 16  # query rows of an item, a multiple of 4
 SPAN = 256  # keys between two renewals of the maximum, at least; whole blocks
@@ -28,22 +28,10 @@ CLAIMED, JOB_WORDS = 20, 21
 
 
 @no_type_check
-@intrinsic
-def claim(_context, _array, _index):
-    """Atomically adds one to array[index] and returns what it was."""
-
-    def make(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.atomic_rmw("add", builder.gep(data, [arguments[1]]), arguments[1].type(1), "acq_rel")
-
-    return types.int64(_array, types.int64), make
-
-
-@no_type_check
 @numba.njit
 def work(job):
     """Claims items and computes them until none is left. Any number of threads may do so at once."""
-    stride = (SPAN + job[BLOCK] + v.LANES) // v.LANES * v.LANES  # a span, and what whole vectors read beyond it
+    stride = (SPAN + job[BLOCK] + LANES) // LANES * LANES  # a span, and what whole vectors read beyond it
     scratch = (
         np.zeros((TILE, job[HEAD_DIM]), np.float32),  # queries
         np.zeros((TILE, job[HEAD_DIM]), np.float32),  # sums
@@ -52,14 +40,14 @@ def work(job):
         np.zeros((2, TILE), np.float32),  # per row: maximum, total
     )
     starts = ints(job[STARTS], (job[ROWS] + 1,))
-    mine, item = claim(job, CLAIMED), 0
+    mine, item = add(job, CLAIMED, 1), 0
     for row in range(job[ROWS]):
         tiles = ((starts[row + 1] - starts[row]) * job[GROUPS] + TILE - 1) // TILE
         last = item + tiles * job[KV_HEADS]
         while mine < last:
             tile, head = divmod(mine - item, job[KV_HEADS])
             attend(job, row, tile * TILE, head, scratch)
-            mine = claim(job, CLAIMED)
+            mine = add(job, CLAIMED, 1)
         item = last
 
 
@@ -73,15 +61,18 @@ def attend(job, row, first_row, head, scratch):
     used = min(TILE, count * job[GROUPS] - first_row)
     _load(job, starts[row], lens[row] - count, first_row, used, head, query, sums, rows, state)
     span = max(1, SPAN // size) * size
-    begin, end = rows[0, 0] // size * size, rows[1, used - 1]
-    for base in range(begin, end, span):
-        keys = min(span, end - base)
-        _make_scores(job, row, head, base, keys, used, query, scores)
+    base, end = rows[0, 0] // size * size, rows[1, used - 1]
+    # Spans end at multiples of span, and a key's lane comes from its position, wherever the tile begins to see keys:
+    # a query's sums are then the same bits whichever queries share its tile.
+    while base < end:
+        keys, shift = min(span - base % span, end - base), base % v.LANES
+        _make_scores(job, row, head, base, keys, used, query, scores, shift)
         for m in range(used):
-            low, high = max(rows[0, m] - base, 0), min(rows[1, m] - base, keys)
-            _bend(job, scores, m, low, high, head * job[GROUPS] + rows[2, m], base - rows[3, m])
-            _renew(scores, m, low, high, keys, sums, state)
-        _add_values(job, row, head, base, keys, used, scores, sums)
+            low, high = shift + max(rows[0, m] - base, 0), shift + min(rows[1, m] - base, keys)
+            _bend(job, scores, m, low, high, head * job[GROUPS] + rows[2, m], base - shift - rows[3, m])
+            _renew(scores, m, low, high, shift + keys, sums, state)
+        _add_values(job, row, head, base, keys, used, scores, shift, sums)
+        base += keys
     _store(job, starts[row], first_row, used, head, sums, state)
 
 
@@ -95,13 +86,15 @@ def _place(job, row, head, position):
 
 @no_type_check
 @numba.njit
-def _make_scores(job, row, head, base, keys, used, query, scores):
-    """The products of queries and keys of a span. A block's last places may lie beyond `keys`: they are not used."""
+def _make_scores(job, row, head, base, keys, used, query, scores, shift):
+    """The products of queries and keys of a span, from scores[:, shift] on. A block's last places may lie beyond
+    `keys`: they are not used.
+    """
     size, head_dim, stride = job[BLOCK], job[HEAD_DIM], scores.shape[1]
     for at in range(0, keys, size):
         block, count = job[KEYS] + _place(job, row, head, base + at), min(size, keys - at)
         for f in range(0, used, v.ROWS):
-            some, into = query.ctypes.data + 4 * f * head_dim, scores.ctypes.data + 4 * (f * stride + at)
+            some, into = query.ctypes.data + 4 * f * head_dim, scores.ctypes.data + 4 * (f * stride + shift + at)
             if size % 4 == 0:
                 for j in range(0, count, 4):
                     v.scores_of_rows_4(some, block + 4 * j * head_dim, into + 4 * j, stride, head_dim)
@@ -140,14 +133,16 @@ def _renew(scores, m, low, high, keys, sums, state):
 
 @no_type_check
 @numba.njit
-def _add_values(job, row, head, base, keys, used, scores, sums):
-    """The weighted sums of a span's values. No value beyond `keys` is read: 0 times NaN is NaN."""
+def _add_values(job, row, head, base, keys, used, scores, shift, sums):
+    """The weighted sums of a span's values, whose weights begin at scores[:, shift]. No value beyond `keys` is read:
+    0 times NaN is NaN.
+    """
     size, head_dim, stride = job[BLOCK], job[HEAD_DIM], scores.shape[1]
     wide = head_dim // 64 * 64
     for at in range(0, keys, size):
         values, count = job[VALUES] + _place(job, row, head, base + at), min(size, keys - at)
         for f in range(0, used, v.ROWS):
-            weights, into = scores.ctypes.data + 4 * (f * stride + at), sums.ctypes.data + 4 * f * head_dim
+            weights, into = scores.ctypes.data + 4 * (f * stride + shift + at), sums.ctypes.data + 4 * f * head_dim
             for h in range(0, wide, 64):
                 v.sums_of_rows_4(weights, stride, count, values + 4 * h, into + 4 * h, head_dim)
             for h in range(wide, head_dim, 16):

@@ -51,7 +51,8 @@ def test_offline_from_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize("revision", ["main", COMMIT])
 def test_offline_at_a_revision(tmp_path: Path, revision: str) -> None:
     write_cache(tmp_path)
-    assert fetch_snapshot(REPO, revision=revision, token=None, download_dir=str(tmp_path)).name == COMMIT
+    found = fetch_snapshot(REPO, revision=revision, token=None, download_dir=str(tmp_path), weights=True)
+    assert found.name == COMMIT
 
 
 @pytest.mark.usefixtures("offline")
@@ -73,9 +74,9 @@ def test_a_proxy_that_refuses_counts_as_offline(monkeypatch: pytest.MonkeyPatch,
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert fetch_snapshot(REPO, revision=None, token=None, download_dir=None) == tmp_path
+    assert fetch_snapshot(REPO, revision=None, token=None, download_dir=None, weights=True) == tmp_path
     with pytest.raises(ValueError, match="is not complete in the hub cache"):
-        fetch_snapshot("someone/unknown", revision=None, token=None, download_dir=None)
+        fetch_snapshot("someone/unknown", revision=None, token=None, download_dir=None, weights=True)
 
 
 def test_environment_alone(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_only_needed_files_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert fetch_snapshot(REPO, revision="v1", token="secret", download_dir=None) == tmp_path
+    assert fetch_snapshot(REPO, revision="v1", token="secret", download_dir=None, weights=True) == tmp_path
     assert (asked["repo_id"], asked["revision"], asked["token"]) == (REPO, "v1", "secret")
     files = {
         "config.json": True,

@@ -1,0 +1,1 @@
+"""What the CPU kernels share: the call frame, helper threads, LLVM code over vectors."""

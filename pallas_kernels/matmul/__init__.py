@@ -1,0 +1,1 @@
+"""Products of activations and float32 weights."""
