@@ -99,8 +99,10 @@ def test_wheel_holds_the_package_alone_and_whole(tmp_path: Path) -> None:
 
 
 IMPORT_EVERYTHING = """
-import importlib, logging, os, pkgutil, signal, threading
+import importlib.util, logging, os, pkgutil, signal, threading
 import flax.nnx, jax, jax.experimental.pallas.mosaic_gpu, numba  # they set environment variables of their own
+if importlib.util.find_spec("lm_eval"):
+    import lm_eval.api.model  # so does this extra
 before = dict(os.environ), logging.root.handlers[:], signal.getsignal(signal.SIGINT)
 import jaxpaged
 names = [module.name for module in pkgutil.walk_packages(jaxpaged.__path__, "jaxpaged.")]
