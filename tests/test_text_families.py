@@ -9,7 +9,7 @@ import pytest
 
 from jaxpaged.tokenizer import Tokenizer
 from tests.support import text_tokenizers as families
-from tests.support.text import both_modes, run, stop_of
+from tests.support.text import both_modes, cut, run, stop_of
 
 TOKENIZERS = {
     "byte-level": families.byte_level(),
@@ -38,16 +38,6 @@ def one_shot(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool, spaces: bo
             groups.append([])
         groups[-1].append(one)
     return "".join(tokenizer.decode(group, skip_special_tokens=False) for group in groups)
-
-
-def cut(text: str, stops: Sequence[str], keep: bool) -> tuple[str, str | None]:
-    """By trying every end in turn."""
-    for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            longest = max(found, key=len)
-            return text[: end if keep else end - len(longest)], longest
-    return text, None
 
 
 def random_ids(rng: random.Random, name: str) -> list[int]:

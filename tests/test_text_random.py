@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxpaged.detokenizer import Detokenizer
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.tokenizer import Tokenizer
-from tests.support.text import BYTE, SP, run, stop_of
+from tests.support.text import BYTE, SP, cut, run, stop_of
 from tests.support.tokenizers import (
     BYTE_SIZE,
     SP_FIRST_BYTE,
@@ -34,16 +34,6 @@ def _lossy_sentencepiece(ids: Sequence[int], skip: bool) -> str:
 def _decoded(tokenizer: Tokenizer, ids: Sequence[int], skip: bool) -> str:
     text = tokenizer.backend.decode(ids, skip_special_tokens=skip)
     return _lossy_sentencepiece(ids, skip) if tokenizer is SP and "\ufffd" in text else text
-
-
-def _cut(text: str, stops: Sequence[str], keep: bool) -> tuple[str, str | None]:
-    """By trying every end in turn."""
-    for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            longest = max(found, key=len)
-            return text[: end if keep else end - len(longest)], longest
-    return text, None
 
 
 def _visible(text: str, stops: Sequence[str]) -> str:
@@ -77,7 +67,7 @@ def _cases(draw: st.DrawFn) -> dict[str, Any]:
 @example(case={"tokenizer": SP, "ids": [259, 259, 261], "skip": True, "stops": ["a"], "chunk": 2}, keep=False)
 def test_random_sequences_equal_the_tokenizers_decode(case: dict[str, Any], keep: bool) -> None:
     tokenizer, ids, stops, skip = case["tokenizer"], case["ids"], case["stops"], case["skip"]
-    wanted, stop = _cut(_decoded(tokenizer, ids, skip), stops, keep)
+    wanted, stop = cut(_decoded(tokenizer, ids, skip), stops, keep)
     for chunk in (1, case["chunk"], None):
         result = run(tokenizer, ids, chunk=chunk, stop=stops, skip_special_tokens=skip, include_stop_str_in_output=keep)
         assert result.text == wanted

@@ -14,7 +14,7 @@ from jaxpaged.constraints import TokenRules, pack
 from jaxpaged.sampling_params import SamplingParams
 from tests.support.bigram import bigram_checkpoint
 from tests.support.driving import Arrival, answer, answers, greedy, run_arrivals
-from tests.support.engines import small_llm
+from tests.support.engines import WAYS_TO_STEP, small_llm
 from tests.support.sampling_reference import greedy_tokens
 from tests.support.tokenizers import byte_tokenizer, sentencepiece_tokenizer, spelled, wrapped
 
@@ -102,16 +102,7 @@ def table() -> np.ndarray:
     return np.random.default_rng(3).normal(0.0, 2.0, (320, 320)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"async_scheduling": False},
-        {"num_gpu_blocks_override": 17},
-        {"max_num_batched_tokens": 4, "max_num_seqs": 3},
-    ],
-    ids=["run-ahead", "one step at a time", "preemption", "chunks"],
-)
+@pytest.mark.parametrize("options", WAYS_TO_STEP.values(), ids=WAYS_TO_STEP.keys())
 def test_masks_follow_the_newest_token(tmp_path: Path, table: np.ndarray, options: dict[str, Any]):
     """Steps run ahead of the tokens: a mask made from all tokens but the newest let banned pairs through."""
     rows = {last: {j: float(value) for j, value in enumerate(row)} for last, row in enumerate(table)}

@@ -15,7 +15,7 @@ import jaxpaged
 from jaxpaged.sampling_adjust import TokenHistory
 from tests.support.bigram import bigram_checkpoint
 from tests.support.driving import Arrival, answer, greedy, run_arrivals
-from tests.support.engines import small_llm
+from tests.support.engines import WAYS_TO_STEP, small_llm
 
 VOCAB = 64
 
@@ -68,16 +68,7 @@ def expected(table: np.ndarray, prompt: list[int], count: int, processor: Callab
     return outputs
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"async_scheduling": False},
-        {"num_gpu_blocks_override": 17},
-        {"max_num_batched_tokens": 4, "max_num_seqs": 3},
-    ],
-    ids=["run-ahead", "one step at a time", "preemption", "chunks"],
-)
+@pytest.mark.parametrize("options", WAYS_TO_STEP.values(), ids=WAYS_TO_STEP.keys())
 def test_answers_equal_a_plain_loop(path: Path, table: np.ndarray, options: dict[str, Any]):
     """The newest token is on the device alone when steps run ahead; after a preemption the history begins anew."""
     llm = small_llm(path, skip_tokenizer_init=True, **options)

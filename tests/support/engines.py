@@ -7,6 +7,13 @@ from typing import Any
 
 import jaxpaged
 
+WAYS_TO_STEP: dict[str, dict[str, Any]] = {  # options of small_llm that must change no answer
+    "run-ahead": {},
+    "one step at a time": {"async_scheduling": False},
+    "preemption": {"num_gpu_blocks_override": 17},
+    "chunks": {"max_num_batched_tokens": 4, "max_num_seqs": 3},
+}
+
 
 def small_llm(path: Path | str, **options: Any) -> jaxpaged.LLM:
     """An LLM over a tiny checkpoint: blocks of 4 tokens, 8 sequences, steps of 32 tokens; options win."""

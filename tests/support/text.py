@@ -60,3 +60,13 @@ def both_modes(tokenizer: Tokenizer, ids: Sequence[int], **options: Any) -> Resu
 
 def stop_of(result: Result) -> str | None:
     return None if result.match is None else result.match.stop
+
+
+def cut(text: str, stops: Sequence[str], keep: bool) -> tuple[str, str | None]:
+    """(text up to the first stop string, that string): every end in turn, and the longest that ends there."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end if keep else end - len(longest)], longest
+    return text, None
