@@ -21,6 +21,7 @@ class JaxPaged:
 
     def __init__(self, job: Job) -> None:
         self._llm = jaxpaged.LLM(job.model, use_tqdm_on_load=False, **job.options)
+        self._llm.engine.finish_warm_up()  # a warm start goes on reading programs behind the first requests
 
     def generate(self, requests: Sequence[Request]) -> Answer:
         prompts = [{"prompt_token_ids": request.prompt_ids} for request in requests]
