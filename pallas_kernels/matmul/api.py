@@ -12,9 +12,9 @@ from jaxpaged.pallas_kernels.matmul.reference import matmul_reference
 from jaxpaged.pallas_kernels.platform import Candidate, DeviceTarget, current_target, first_fitting
 
 _NAMES = ("xla", "amx", "numba", "reference")
-# Rows from which an implementation is the faster one. With fewer all wait for the memory that holds the weight; with
-# hundreds, where there is no tile unit, XLA computes nearly as fast as the cores can.
-_NUMBA_FROM, _NUMBA_TO, _AMX_FROM = 4, 128, 64
+# Rows from which and up to which "numba" is the faster one. With a few rows both wait for the memory that holds the
+# weight, with hundreds both compute nearly as fast as the cores can.
+_NUMBA_FROM, _NUMBA_TO = 4, 128
 
 
 def dense_implementations() -> tuple[str, ...]:
@@ -31,8 +31,6 @@ def choose_dense(name: str, target: DeviceTarget, rows: int, dtypes: tuple[jnp.d
         raise ValueError(f"dense_matmul implementation: wanted auto or one of {_NAMES}, got {name!r}")
     obstacle = numba_obstacle(target, dtypes)
     if name == "auto":
-        if obstacle is None and rows >= _AMX_FROM and amx_obstacle(target, dtypes) is None:
-            return "amx"
         return "numba" if obstacle is None and _NUMBA_FROM <= rows <= _NUMBA_TO else "xla"
     obstacles = {"numba": obstacle, "amx": amx_obstacle(target, dtypes)}
     candidate = Candidate(name=name, obstacle=obstacles.get(name))
@@ -45,9 +43,8 @@ def dense_matmul(x: Float[Array, "T I"], w: Float[Array, "O I"], *, implementati
     Args:
         x: activations.
         w: a weight in the checkpoint's order, contiguous.
-        implementation: one of dense_implementations(), or "auto": for float32 on a CPU with Numba, "amx" from
-            64 rows on if the processor has a tile unit and "numba" for 4 to 128 rows, else "xla". "amx" and "numba"
-            want every array on one device.
+        implementation: one of dense_implementations(), or "auto": "numba" on a CPU for float32 and 4 to 128 rows, if
+            Numba is installed, else "xla". "amx" and "numba" want every array on one device.
 
     Returns: [T, O] in x's dtype.
     Raises: ValueError for an unknown implementation, or one that cannot serve this call on this device.

@@ -125,13 +125,9 @@ def test_a_transposed_weight_is_laid_out_first(implementation):
     np.testing.assert_allclose(np.asarray(got), x @ w.T, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("obstacle", "wanted"),
-    [("this processor lacks tiles", ["xla", "numba", "numba", "numba", "xla"]), (None, ["xla", "numba", *["amx"] * 3])],
-)
-def test_auto_takes_what_is_fastest(monkeypatch, obstacle, wanted):
-    monkeypatch.setattr(api, "amx_obstacle", lambda target, dtypes: obstacle)
-    assert [choose_dense("auto", CPU, rows, FLOATS) for rows in (1, 4, 64, 128, 512)] == wanted
+def test_auto_takes_numba_where_it_is_faster():
+    chosen = [choose_dense("auto", CPU, rows, FLOATS) for rows in (1, 4, 64, 128, 512)]
+    assert chosen == ["xla", "numba", "numba", "numba", "xla"]
     assert choose_dense("auto", GPU, 64, FLOATS) == "xla"
     assert choose_dense("auto", CPU, 64, (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16))) == "xla"
     assert choose_dense("numba", CPU, 1, FLOATS) == "numba"
