@@ -65,7 +65,7 @@ class EngineConfig:
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    quantization: str | None = None  # "int8": weights; "int8_w8a8": the activations they meet too
+    quantization: str | None = None  # "int8": weights; "int8_w8a8": activations too, where they stand it
     attention_backend: str = "auto"  # implementation of pallas_kernels.paged_attention
     matmul_backend: str = "auto"  # implementation of pallas_kernels.dense_matmul, for products with weights
 

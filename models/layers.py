@@ -43,7 +43,7 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: ModelConfig, form: MatrixForm, *, rngs: nnx.Rngs):
         d, f = config.hidden_size, config.mlp_dim
-        self.gate_up_2fd = matrix(rngs, (2, f, d), (None, "mlp", "embed"), outputs=2, form=form)
+        self.gate_up_2fd = matrix(rngs, (2, f, d), (None, "mlp", "embed"), outputs=2, form=form, rough_input=True)
         self.down_df = matrix(rngs, (d, f), ("embed", "mlp"), outputs=1, form=form)
         bias = config.mlp_bias
         self.gate_up_bias_2f = weight(rngs, (2, f), form.dtype, (None, "mlp")) if bias else None

@@ -24,7 +24,9 @@ class Attention(nnx.Module):
         k, h, d = config.num_kv_heads, config.head_dim, config.hidden_size
         g = config.num_heads // k
         self.qkv_kghd = matrix(rngs, (k, g + 2, h, d), ("kv_heads", None, None, "embed"), outputs=3, form=form)
-        self.out_dkgh = matrix(rngs, (d, k, g, h), ("embed", "kv_heads", None, None), outputs=1, form=form)
+        self.out_dkgh = matrix(
+            rngs, (d, k, g, h), ("embed", "kv_heads", None, None), outputs=1, form=form, rough_input=True
+        )
         has_bias = config.attention_bias
         self.qkv_bias_kgh = weight(rngs, (k, g + 2, h), form.dtype, ("kv_heads", None, None)) if has_bias else None
         self.out_bias_d = weight(rngs, (d,), form.dtype, ("embed",)) if config.attention_out_bias else None

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxpaged.models.forward import Backends
 from jaxpaged.pallas_kernels import LAYOUTS, QuantizedWeight, dense_matmul, quantized_matmul
 
-SCHEMES = ("int8", "int8_w8a8")  # weights in int8; the activations they meet too
+SCHEMES = ("int8", "int8_w8a8")  # weights in int8; activations too, where they stand it
 _LARGEST = 127
 
 
@@ -33,11 +33,13 @@ class Int8Matrix(nnx.Module):
     A scale is of the whole row of inputs, before anything is cut over devices: a mesh changes no integer.
     """
 
-    def __init__(self, shape: tuple[int, ...], axes: tuple[str | None, ...], outputs: int, form: MatrixForm):
+    def __init__(
+        self, shape: tuple[int, ...], axes: tuple[str | None, ...], outputs: int, dtype: Any, *, int8_activations: bool
+    ):
         self.values = nnx.Param(jnp.zeros(shape, jnp.int8), axes=axes)
         self.scales = nnx.Param(jnp.ones(shape[:outputs], jnp.float32), axes=axes[:outputs])
-        self.dtype = form.dtype
-        self.int8_activations = form.quantization == "int8_w8a8"
+        self.dtype = dtype  # of rows()
+        self.int8_activations = int8_activations
 
     def times(self, x: Float[Array, "T I"], backends: Backends) -> Float[Array, "T O"]:
         """x · wᵀ."""
@@ -62,12 +64,22 @@ Matrix = nnx.Param | Int8Matrix
 
 
 def matrix(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], *, outputs: int, form: MatrixForm
+    rngs: nnx.Rngs,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    *,
+    outputs: int,
+    form: MatrixForm,
+    rough_input: bool = False,
 ) -> Matrix:
-    """A matrix [*out, *in] of `outputs` output axes, with its logical axes; random until loaded."""
+    """A matrix [*out, *in] of `outputs` output axes, with its logical axes; random until loaded.
+
+    rough_input: its input stands rounding to int8, which "int8_w8a8" then does.
+    """
     if form.quantization is None:
         return weight(rngs, shape, form.dtype, axes)
-    return Int8Matrix(shape, axes, outputs, form)
+    int8_activations = rough_input and form.quantization == "int8_w8a8"
+    return Int8Matrix(shape, axes, outputs, form.dtype, int8_activations=int8_activations)
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple[str | None, ...]) -> nnx.Param:
