@@ -106,12 +106,9 @@ def gpu_work_config(
     head_dim: int,
     block_size: int,
     cache_dtype: jnp.dtype,
-    decode_only: bool,
 ) -> WorkConfig:
     """What plan_attention needs for the GPU kernels; num_kv_heads are those of one device.
 
-    decode_only: one list with the decode tile, for programs that serve steps of single queries. Other steps are right
-    with it too, though slower.
     Raises: ValueError for heads wider than the table's, and for a device whose number of SMs is not known.
     """
     return work_config_of(
@@ -122,7 +119,6 @@ def gpu_work_config(
         head_dim=head_dim,
         block_size=block_size,
         cache_dtype=cache_dtype,
-        decode_only=decode_only,
     )
 
 
@@ -135,7 +131,6 @@ def work_config_of(
     head_dim: int,
     block_size: int,
     cache_dtype: jnp.dtype,
-    decode_only: bool,
 ) -> WorkConfig:
     """gpu_work_config with a kernel's own table."""
     if target.num_cores is None:
@@ -155,5 +150,5 @@ def work_config_of(
         num_kv_heads=num_kv_heads,
         num_sms=target.num_cores,
         decode=decode,
-        prefill=None if decode_only else prefill,
+        prefill=prefill,
     )

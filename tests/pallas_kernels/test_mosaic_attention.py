@@ -152,7 +152,6 @@ def test_tiles_fit_and_are_taken():
                 head_dim=head_dim,
                 block_size=16,
                 cache_dtype=jnp.dtype("bfloat16"),
-                decode_only=False,
             )
             assert config.prefill is not None
             shape = replace(

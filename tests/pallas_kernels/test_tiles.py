@@ -63,11 +63,10 @@ def test_the_table_serves_every_gpu(name, head_dim):
     with jax.sharding.use_abstract_mesh(graphs.target(name).mesh):
         target = current_target()
     shape = dict(num_kv_heads=8, head_dim=head_dim, block_size=16, cache_dtype=jnp.dtype("bfloat16"))
-    config = gpu_work_config(target, groups=4, decode_only=False, **shape)
+    config = gpu_work_config(target, groups=4, **shape)
     assert config.num_sms == graphs.target(name).spec.num_cores
     assert config.prefill is not None
     assert config.prefill.query_rows >= 64
-    assert gpu_work_config(target, groups=4, decode_only=True, **shape).prefill is None
 
 
 def test_work_lists_off_gpus_are_refused():
@@ -79,7 +78,6 @@ def test_work_lists_off_gpus_are_refused():
             head_dim=64,
             block_size=16,
             cache_dtype=jnp.dtype("bfloat16"),
-            decode_only=True,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -86,8 +86,9 @@ def compile_variant(target: Target, variant: Variant, implementation: str = "tri
             head_dim=variant.head_dim,
             block_size=variant.block_size,
             cache_dtype=jnp.dtype(variant.cache_dtype or variant.dtype),
-            decode_only=variant.phase == "decode",
         )
+    if variant.phase == "decode":
+        work = replace(work, prefill=None)
     batch = plan_attention(
         block_tables=np.zeros((rows, 4096 // variant.block_size), np.int32),
         kv_lens=np.full(rows, 4096, np.int32),
