@@ -48,7 +48,11 @@ def test_the_most_specific_entry_wins():
 
 
 def test_tiles_follow_heads_and_float32():
-    assert choose_tile([ENTRY], H200, replace(QUERY, groups=20)).query_rows == 32
+    held = replace(ENTRY, tile=replace(ENTRY.tile, occupancy=4))
+    for groups, rows, occupancy in ((16, 16, 4), (17, 32, 2), (20, 32, 2)):
+        tile = choose_tile([held], H200, replace(QUERY, groups=groups))
+        assert (tile.query_rows, tile.occupancy) == (rows, occupancy)
+    assert choose_tile([ENTRY], H200, replace(QUERY, groups=20)).occupancy == 1
     assert choose_tile([ENTRY], H200, replace(QUERY, cache_dtype=jnp.dtype("float32"))).kv == 32
 
 
