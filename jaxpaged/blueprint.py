@@ -227,7 +227,6 @@ def _work_config(
         head_dim=model.head_dim,
         block_size=block_size,
         cache_dtype=cache_dtype,
-        decode_only=False,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxpaged.pallas_kernels.paged_attention.triton.lowering import load, store
+from jaxpaged.pallas_kernels.lowering import load, store
 from jaxpaged.pallas_kernels.quantized_matmul.weight import Layout
 
 # dtype → bits and value of the number whose mantissa counts in ones, and the mantissa's width: an integer OR-ed into

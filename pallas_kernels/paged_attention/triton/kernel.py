@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jaxpaged.pallas_kernels.lowering import load, store
 from jaxpaged.pallas_kernels.paged_attention.batch import AttentionSpec
-from jaxpaged.pallas_kernels.paged_attention.triton.lowering import load, store
 from jaxpaged.pallas_kernels.paged_attention.worklist import GpuTile, Item
 
 LOG2E = math.log2(math.e)
