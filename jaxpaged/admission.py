@@ -33,6 +33,11 @@ class Ticket:
     readout: Readout | None = None  # what is read off the prompt
     generates: bool = True  # False: the readout is all that is wanted
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that it can become: samples or beams."""
+        return self.params.n if self.beams is None else self.beams.beam_width
+
     def constraint(self) -> TokenConstraint | None:
         """For one more sequence: what its next token may be, where that depends on the ones before."""
         found = (self.rules.constraint(), None if self.structure is None else self.structure.fork())

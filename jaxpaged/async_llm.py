@@ -6,9 +6,12 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
+from jaxpaged.beam_output import beam_output
+from jaxpaged.beam_params import BeamSearchOutput, BeamSearchParams
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine import Engine
 from jaxpaged.engine_thread import EngineThread
@@ -74,9 +77,9 @@ class AsyncLLM:
         Raises, in the iteration: ValueError for a bad request, QueueFull beyond max_num_queued_reqs, EngineDead after
         shutdown() or when the engine's thread has ended.
         """
-        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        is_long = isinstance(text, str) and len(text) > SHORT
-        return self._stream(lambda: self._intake.prompt(prompt), is_long, sampling_params, request_id, priority)
+        return self._stream(
+            lambda: self._intake.prompt(prompt), _is_long(prompt), sampling_params, request_id, priority
+        )
 
     def chat(
         self,
@@ -107,6 +110,27 @@ class AsyncLLM:
             return conversations[0]
 
         return self._stream(read, True, sampling_params, request_id, priority)
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> BeamSearchOutput:
+        """The most probable continuations of one prompt, as LLM.beam_search finds them, when the search is over.
+
+        Cancelling it ends the search before the engine's next step; abort() does, too, and what was found by then is
+        returned, the unfinished hypotheses with finish reason "abort". Raises as generate(), and ValueError for a
+        beam_width beyond what the engine's max_num_seqs or max_logprobs allow.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params: wanted BeamSearchParams, got {params!r}")
+        outputs = self._stream(lambda: self._intake.prompt(prompt), _is_long(prompt), params, request_id, priority)
+        async with aclosing(outputs):
+            (output,) = [output async for output in outputs]
+        return beam_output(output, params, self._thread.engine.tokenizer)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; unknown ids are ignored. Their readers get a last output, reason "abort".
@@ -162,12 +186,13 @@ class AsyncLLM:
         self,
         read: Callable[[], Tokenized],
         takes_long: bool,
-        params: SamplingParams | None,
+        params: SamplingParams | BeamSearchParams | None,
         request_id: str | None,
         priority: int,
     ) -> AsyncGenerator[RequestOutput]:
         tokenized = await asyncio.to_thread(read) if takes_long else read()
-        (ticket,) = self._intake.tickets([tokenized], self._intake.params(params, 1, None))
+        each = params if isinstance(params, BeamSearchParams) else self._intake.params(params, 1, None)
+        (ticket,) = self._intake.tickets([tokenized], each)
         (rank,) = ranks([priority], 1)
         name = uuid.uuid4().hex if request_id is None else request_id
         subscription = self._thread.subscribe(name, ticket, priority=rank)
@@ -179,6 +204,12 @@ class AsyncLLM:
                 yield output
         finally:
             self._thread.cancel(subscription)
+
+
+def _is_long(prompt: Prompt) -> bool:
+    """Whether making ids of it would hold up the event loop."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return isinstance(text, str) and len(text) > SHORT
 
 
 def _shut_down(thread: EngineThread) -> None:

@@ -25,7 +25,7 @@ class Subscription:
     """An open request and where its outputs go."""
 
     request_id: str
-    num_samples: int
+    num_sequences: int
     mailbox: Mailbox
 
 
@@ -46,7 +46,7 @@ class EngineThread:
         self._stopping = False
         self._ended = False
         self._open: dict[str, Subscription] = {}
-        self._num_open = 0  # samples of the open requests
+        self._num_open = 0  # sequences of the open requests
         self._postmen: dict[asyncio.AbstractEventLoop, Postman] = {}
         self._thread = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
         self._thread.start()
@@ -62,7 +62,7 @@ class EngineThread:
         Raises ValueError for an id in use, QueueFull, EngineDead.
         """
         loop = asyncio.get_running_loop()
-        count = ticket.params.n
+        count = ticket.num_sequences
         with self._change:
             self._check_alive()
             if request_id in self._open:
@@ -77,7 +77,7 @@ class EngineThread:
                 postman = self._postmen[loop] = Postman(loop)
             postman.num_open += 1
             mailbox = Mailbox(postman, ticket.params.output_kind)
-            subscription = Subscription(request_id=request_id, num_samples=count, mailbox=mailbox)
+            subscription = Subscription(request_id=request_id, num_sequences=count, mailbox=mailbox)
             self._open[request_id] = subscription
             self._num_open += count
             self._jobs.append(lambda: self._submit(subscription, ticket, priority))
@@ -189,7 +189,7 @@ class EngineThread:
         """Take no more outputs for it. The lock must be held."""
         if self._open.get(subscription.request_id) is subscription:
             del self._open[subscription.request_id]
-            self._num_open -= subscription.num_samples
+            self._num_open -= subscription.num_sequences
             postman = subscription.mailbox.postman
             postman.num_open -= 1
             if not postman.num_open:  # the loop may end: it must not be held

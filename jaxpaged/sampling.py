@@ -19,11 +19,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxpaged import sampling_filters as filters
 from jaxpaged.sampling_adjust import Adjustments, RowState, adjust
-from jaxpaged.sampling_params import GREEDY_BELOW, SamplingParams
-
-CANDIDATE_BLOCKS = 128  # blocks searched first; their 4,096 entries hold at least a row's 128 greatest logits
+from jaxpaged.sampling_blocks import BLOCK, ban, block_maxima, candidates, rows_of
+from jaxpaged.sampling_draw import draw, greedy
+from jaxpaged.sampling_filters import RowRules, noise_keys
+from jaxpaged.sampling_logprobs import best_entries, finite_at, log_masses, ranks, ranks_among
+from jaxpaged.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,18 +117,21 @@ def sample(
     state: what adjustments look at; None in modes that do not adjust.
     """
     vocab_size = logits.shape[1]
-    padding = -vocab_size % filters.BLOCK
+    padding = -vocab_size % BLOCK
     logits = logits.astype(jnp.float32)
     if padding:
         logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
-    raw = filters.block_maxima(logits)
+    raw = block_maxima(logits)
     banned = jnp.asarray(inputs.banned)
-    shaped, maxima = logits, raw
+    shaped, maxima = rows_of(logits), raw
     if state is not None:
         assert inputs.adjustments is not None
         shaped, maxima = adjust(logits, raw, inputs.adjustments, state, mode.processors, mode.rows_per_pass)
-    maxima = filters.ban(maxima, shaped, banned)
-    token = _greedy(shaped, maxima, banned) if mode.greedy else _draw(shaped, maxima, inputs, mode)
+    maxima = ban(maxima, shaped, banned)
+    if mode.greedy:
+        token = greedy(shaped, maxima, banned)
+    else:
+        token = draw(shaped, maxima, banned, _rules(inputs), mode.rows_per_pass)
     bad = jnp.max(maxima, 1) == -jnp.inf
     token = jnp.minimum(token, vocab_size - 1)
     if mode.max_logprobs is None:
@@ -136,67 +140,14 @@ def sample(
     return _with_logprobs(logits, raw, token, bad, num_top, inputs.adjustments, mode)
 
 
-def _greedy(logits: jax.Array, maxima: jax.Array, banned: jax.Array) -> jax.Array:
-    """The first of the greatest logits: its block by the maxima, then its place in the block."""
-    blocks = lax.broadcasted_iota(jnp.int32, maxima.shape, 1)
-    values, ids = filters.take_blocks(logits, filters.id_of_greatest(maxima, blocks)[:, None], banned)
-    return filters.id_of_greatest(values, ids)
-
-
-def _draw(logits: jax.Array, maxima: jax.Array, inputs: SamplingInput, mode: SamplerMode) -> jax.Array:
-    """Samples from candidates; rows for which these may not be enough are done again on the whole vocabulary.
-
-    Both give the same token where both apply: the noise belongs to the vocabulary id, not to the place.
-    """
-    banned = jnp.asarray(inputs.banned)
-    rules = filters.RowRules(
+def _rules(inputs: SamplingInput) -> RowRules:
+    return RowRules(
         temperature=jnp.asarray(inputs.temperature),
         top_k=jnp.asarray(inputs.top_k),
         top_p=jnp.asarray(inputs.top_p),
         min_p=jnp.asarray(inputs.min_p),
-        key=filters.noise_keys(jnp.asarray(inputs.seed), jnp.asarray(inputs.position)),
+        key=noise_keys(jnp.asarray(inputs.seed), jnp.asarray(inputs.position)),
     )
-    best = jnp.max(maxima, 1)
-    if maxima.shape[1] <= CANDIDATE_BLOCKS:  # a small vocabulary: all of it
-        part = filters.candidates(logits, maxima, banned, CANDIDATE_BLOCKS)
-        return filters.pick(part.values, part.ids, best, jnp.zeros(best.shape), rules)[0]
-
-    def row(rows: jax.Array) -> jax.Array:
-        values = jnp.where(jnp.isfinite(logits[rows]), logits[rows], -jnp.inf)
-        return values.at[jnp.arange(rows.shape[0])[:, None], banned[rows]].set(-jnp.inf, mode="drop")
-
-    def mass(rows: jax.Array) -> jax.Array:
-        some = rules.take(rows)
-        scaled = filters.scaled(row(rows), best[rows], some.temperature)
-        return jnp.sum(jnp.where(scaled >= jnp.log(some.min_p)[:, None], jnp.exp(scaled), 0.0), 1)
-
-    def noise(rows: jax.Array) -> jax.Array:
-        return filters.best_noise(rules.key[rows], maxima.shape[1])
-
-    def whole(rows: jax.Array) -> jax.Array:
-        ids = lax.broadcasted_iota(jnp.int32, (rows.shape[0], logits.shape[1]), 1)
-        return filters.pick(row(rows), ids, best[rows], jnp.zeros(rows.shape), rules.take(rows))[0]
-
-    # Rows without filters: no entry of a block scores above its ceiling, the greatest logit plus the greatest noise.
-    free = (rules.temperature >= GREEDY_BELOW) & (rules.top_k == 0) & (rules.top_p >= 1.0) & (rules.min_p <= 0.0)
-    ceilings = filters.for_rows(noise, free, jnp.zeros(maxima.shape), mode.rows_per_pass)
-    ceilings += filters.scaled(maxima, best, rules.temperature)
-    keys = jnp.where(free[:, None], ceilings, maxima)
-    part = filters.candidates(logits, keys, banned, CANDIDATE_BLOCKS)
-    settled, weigh = _reach(part, best, rules)
-    total = filters.for_rows(mass, weigh, jnp.zeros(weigh.shape), mode.rows_per_pass)
-    token, threshold, score = filters.pick(part.values, part.ids, best, total, rules)
-    settled = jnp.where(free, score > part.bound, settled | (weigh & (threshold > part.bound)))
-    return filters.for_rows(whole, ~settled, token, mode.rows_per_pass)
-
-
-def _reach(part: filters.Candidates, best: jax.Array, rules: filters.RowRules) -> tuple[jax.Array, jax.Array]:
-    """bool[S] each: rows whose kept tokens are all candidates; of the others, those where top_p may make it so."""
-    cut = filters.scaled(part.bound[:, None], best, rules.temperature)[:, 0] < jnp.log(rules.min_p)
-    settled = (rules.temperature < GREEDY_BELOW) | (part.bound == -jnp.inf) | cut
-    above = jnp.sum((part.values > part.bound[:, None]).astype(jnp.int32), 1)
-    settled |= (rules.top_k > 0) & (above >= rules.top_k)
-    return settled, ~settled & (rules.top_p < 1.0) & (rules.top_k == 0)
 
 
 def _with_logprobs(
@@ -208,41 +159,31 @@ def _with_logprobs(
     adjustments: Adjustments | None,
     mode: SamplerMode,
 ) -> SampleOutput:
-    """Adds the log-probabilities: the best ones from the best blocks, the normaliser and the rank from all entries."""
-    size, width = logits.shape
-    part = filters.candidates(logits, maxima, None, num_top)
-    ids, values = lax.sort((part.ids, part.values), num_keys=1)  # of equal values top_k then takes the least id
-    top, places = lax.top_k(values, num_top)
-    chosen = _finite(logits, token[:, None])[:, 0]
-    best = jnp.maximum(top[:, 0], np.finfo(np.float32).min)
-
-    def measure(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        values = jnp.where(jnp.isfinite(logits[rows]), logits[rows], -jnp.inf)
-        ids = lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
-        mine, my_id = chosen[rows][:, None], token[rows][:, None]
-        ahead = (values > mine) | ((values == mine) & (ids < my_id))
-        rank = 1 + jnp.sum(ahead.astype(jnp.int32), 1)
-        return jnp.log(jnp.sum(jnp.exp(values - best[rows][:, None]), 1)), rank
-
+    """Adds the log-probabilities: the best ones from the best blocks, the normaliser from all entries."""
+    size = logits.shape[0]
     wanted = jnp.full((size,), True) if adjustments is None else jnp.asarray(adjustments.reports)
-    nothing = (jnp.zeros(size), jnp.zeros(size, jnp.int32))
-    log_mass, rank = filters.for_rows(measure, wanted, nothing, mode.rows_per_pass)
-    log_mass = jnp.maximum(log_mass, 0.0)  # below only in rows without a finite logit, where it is -inf
+    chosen = finite_at(logits, token[:, None])[:, 0]
+    best = jnp.maximum(jnp.max(maxima, 1), np.finfo(np.float32).min)
+
+    def among() -> tuple[jax.Array, ...]:
+        part = candidates(rows_of(logits), jnp.arange(size), maxima, None, num_top)
+        return *best_entries(part, num_top), *ranks_among(part, chosen, token)
+
+    def nothing() -> tuple[jax.Array, ...]:
+        wide, narrow = jnp.zeros((size, num_top)), jnp.zeros(size, jnp.int32)
+        return wide.astype(jnp.int32), wide, narrow, narrow == 0
+
+    top_ids, top, near, known = lax.cond(jnp.any(wanted), among, nothing)
+    log_mass = log_masses(logits, best, wanted, mode.rows_per_pass)
     scored = None
     if adjustments is not None:
-        scored = (_finite(logits, adjustments.scored_ids) - best[:, None]) - log_mass[:, None]
+        scored = (finite_at(logits, jnp.asarray(adjustments.scored_ids)) - best[:, None]) - log_mass[:, None]
     return SampleOutput(
         token=token,
         bad=bad,
         logprob=(chosen - best) - log_mass,
-        rank=rank,
-        top_ids=jnp.take_along_axis(ids, places, 1),
+        rank=ranks(logits, chosen, token, wanted & ~known, near, mode.rows_per_pass),
+        top_ids=top_ids,
         top_logprobs=(top - best[:, None]) - log_mass[:, None],
         scored=scored,
     )
-
-
-def _finite(logits: jax.Array, ids: jax.Array | np.ndarray) -> jax.Array:
-    """The logits of some ids of each row, -inf where they are not finite: f32[S, E]."""
-    values = jnp.take_along_axis(logits, jnp.asarray(ids), 1)
-    return jnp.where(jnp.isfinite(values), values, -jnp.inf)

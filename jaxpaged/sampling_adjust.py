@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, no_type_check
+from typing import Any, final, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxpaged import sampling_filters as filters
 from jaxpaged.constraints import WORD_BITS, mask_words
+from jaxpaged.sampling_blocks import BLOCK, LogitRows, block_maxima, blocks_of, for_rows, rows_of
 from jaxpaged.sampling_params import MAX_BIASES, MAX_SCORED_IDS, SamplingParams
 
 
@@ -33,7 +33,7 @@ class Adjustments:
     presence: jax.Array | np.ndarray  # f32[S]; 0: off
     frequency: jax.Array | np.ndarray  # f32[S]; 0: off
     repetition: jax.Array | np.ndarray  # f32[S]; 1: off
-    bias_ids: jax.Array | np.ndarray  # int32[S, E]; V or more: no id
+    bias_ids: jax.Array | np.ndarray  # int32[S, E], ascending; V + 32 or more: no id
     biases: jax.Array | np.ndarray  # f32[S, E]
     allowed: jax.Array | np.ndarray  # uint32[S, ceil(V / 32)]: bit i of word w is token 32 w + i, 0 must not come
     num_prompt: jax.Array | np.ndarray  # int32[S]
@@ -74,30 +74,26 @@ def adjust(
     state: RowState,
     processors: Sequence[Callable[..., Any]],
     rows_per_pass: int,
-) -> tuple[Float[Array, "S V"], Float[Array, "S G"]]:
-    """The logits to sample from, and their block maxima, given the raw ones. V is a multiple of BLOCK here."""
+) -> tuple[LogitRows, Float[Array, "S G"]]:
+    """The logits to sample from, and their block maxima, given the raw ones. V is a multiple of BLOCK here.
+
+    Without processors the changed logits are not kept: they are made again where they are read, a block at a time
+    mostly, which costs less than writing them all.
+    """
+    changes = _Changes(logits=logits, asked=asked, state=state)
+    active = jnp.asarray(asked.active)
+    if not processors:
+        shaped = LogitRows(raw=logits, changed=active, whole=changes.whole, blocks=changes.blocks)
+        return shaped, for_rows(lambda rows: _with_maxima(changes.whole(rows))[1], active, maxima, rows_per_pass)
     vocab_size = state.histories.shape[1]
     padding = logits.shape[1] - vocab_size
 
-    def history(rows: jax.Array) -> jax.Array:
-        return jnp.pad(state.histories[state.slots[rows]], ((0, 0), (0, padding)))
-
-    def settle(rows: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-        values = jnp.where(_unpack(asked.allowed[rows]), values, -jnp.inf)
-        return values, filters.block_maxima(values)
-
-    def change(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        index = jnp.arange(rows.shape[0])[:, None]
-        values = logits[rows].at[index, asked.bias_ids[rows]].add(asked.biases[rows], mode="drop")
-        values = _penalised(values, history(rows), asked, rows)
-        return settle(rows, values)
-
-    result = filters.for_rows(change, jnp.asarray(asked.active), (logits, maxima), rows_per_pass)
+    result = for_rows(lambda rows: _with_maxima(changes.whole(rows)), active, (logits, maxima), rows_per_pass)
     for number, processor in enumerate(processors, start=1):
         changed, _ = result
 
         def process(rows: jax.Array, processor=processor, changed=changed) -> tuple[jax.Array, jax.Array]:
-            seen = history(rows)[:, :vocab_size]
+            seen = state.histories[state.slots[rows]]
             tokens = TokenHistory(
                 output_counts=seen >> 1,
                 in_prompt=(seen & 1) == 1,
@@ -106,10 +102,67 @@ def adjust(
                 last_token=state.last_tokens[rows],
             )
             values = jax.vmap(processor)(tokens, changed[rows][:, :vocab_size]).astype(jnp.float32)
-            return settle(rows, jnp.pad(values, ((0, 0), (0, padding)), constant_values=-jnp.inf))
+            values = jnp.pad(values, ((0, 0), (0, padding)), constant_values=-jnp.inf)
+            return _with_maxima(_masked(values, jnp.asarray(asked.allowed)[rows]))
 
-        result = filters.for_rows(process, asked.processor == number, result, rows_per_pass)
-    return result
+        result = for_rows(process, asked.processor == number, result, rows_per_pass)
+    return rows_of(result[0]), result[1]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """The changed logits, whole or in blocks. Of rows that are not active the entries are neutral."""
+
+    logits: jax.Array
+    asked: Adjustments
+    state: RowState
+
+    def whole(self, rows: jax.Array) -> jax.Array:
+        """f32[C, V]."""
+        asked = self.asked
+        row = jnp.arange(rows.shape[0])[:, None]
+        padding = self.logits.shape[1] - self.state.histories.shape[1]
+        values = lax.cond(
+            self._has_bias(rows),
+            lambda: self.logits[rows].at[row, asked.bias_ids[rows]].add(asked.biases[rows], mode="drop"),
+            lambda: self.logits[rows],
+        )
+        history = jnp.pad(self.state.histories[self.state.slots[rows]], ((0, 0), (0, padding)))
+        return _masked(_penalised(values, history, asked, rows), jnp.asarray(asked.allowed)[rows])
+
+    def blocks(self, rows: jax.Array, wanted: jax.Array) -> jax.Array:
+        """f32[C, M, BLOCK]."""
+        asked = self.asked
+        values = blocks_of(self.logits, rows, wanted)
+        shape = values.shape
+        ids = wanted[:, :, None] * BLOCK + lax.broadcasted_iota(jnp.int32, (1, 1, BLOCK), 2)
+        ids, values = ids.reshape(shape[0], -1), values.reshape(shape[0], -1)
+
+        def biased() -> jax.Array:
+            listed, biases = jnp.asarray(asked.bias_ids)[rows], jnp.asarray(asked.biases)[rows]
+            place = jnp.minimum(jax.vmap(jnp.searchsorted)(listed, ids), listed.shape[1] - 1)
+            found = jnp.take_along_axis(listed, place, 1) == ids
+            return values + jnp.where(found, jnp.take_along_axis(biases, place, 1), 0.0)
+
+        values = lax.cond(self._has_bias(rows), biased, lambda: values)
+        # Of padding ids anything will do, their logits are -inf.
+        history = self.state.histories.at[self.state.slots[rows][:, None], ids].get(mode="clip")
+        words = jnp.asarray(asked.allowed)[rows[:, None], wanted]  # a block of the vocabulary is a word of the mask
+        return _masked(_penalised(values, history, asked, rows), words).reshape(shape)
+
+    def _has_bias(self, rows: jax.Array) -> jax.Array:
+        return jnp.any(jnp.asarray(self.asked.bias_ids)[rows, 0] < self.state.histories.shape[1])  # the ids ascend
+
+
+def _with_maxima(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Without the barrier XLA:CPU makes the values inside its loop over maxima, entry by entry: twice the time.
+    values = lax.optimization_barrier(values)
+    return values, block_maxima(values)
+
+
+def _masked(values: jax.Array, words: jax.Array) -> jax.Array:
+    return jnp.where(_unpack(words), values, -jnp.inf)
 
 
 def _penalised(values: jax.Array, history: jax.Array, asked: Adjustments, rows: jax.Array) -> jax.Array:
@@ -204,7 +257,7 @@ def build_adjustments(rows: Sequence[RowAdjustment], base: Adjustments, vocab_si
         for name, value in values.items():
             narrow[name][index] = value
         if params.logit_bias:
-            ids, biases = zip(*params.logit_bias, strict=True)
+            ids, biases = zip(*sorted(params.logit_bias), strict=True)
             entry("bias_ids", vocab_size + WORD_BITS, index)[: len(ids)] = ids
             entry("biases", 0, index)[: len(ids)] = biases
         if params.logprob_token_ids:

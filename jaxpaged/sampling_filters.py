@@ -1,27 +1,24 @@
-"""Picking tokens from logits: candidate blocks, min_p / top_k / top_p as thresholds, and the sampling noise.
+"""Picking tokens from logits: min_p / top_k / top_p as thresholds, and the sampling noise.
 
 Every filter keeps an upper set of the row's logits, {logit >= t}, so a filter is a threshold, found by bisection
 instead of a sort. Tie rule: tokens whose logits equal the threshold are all kept, so top_k may keep more than k
 and top_p more than a sort would; there is no other difference from the sort-based definition.
 
 Letters: S sampled rows, V vocabulary, N entries looked at per row (the vocabulary, or a part of it that is known to
-hold every kept token), G blocks per row, E banned ids per row.
+hold every kept token).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Real, UInt32
 
 from jaxpaged.sampling_params import GREEDY_BELOW
-
-BLOCK = 32  # entries per block of the vocabulary
 
 
 @jax.tree_util.register_dataclass
@@ -38,16 +35,6 @@ class RowRules:
     def take(self, rows: jax.Array) -> RowRules:
         """The rules of some rows, int32[C]."""
         return jax.tree.map(lambda field: field[rows], self)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Candidates:
-    """The blocks of each row with the greatest keys."""
-
-    values: jax.Array  # f32[S, N]; -inf: must not be picked
-    ids: jax.Array  # int32[S, N], their vocabulary ids, in no order
-    bound: jax.Array  # f32[S]: the greatest key of a block left out; -inf: none with anything to pick is left out
 
 
 # ---- noise
@@ -82,7 +69,7 @@ def noise_words(key: UInt32[Array, "S 2"], ids: Int[Array, "S N"]) -> Int[Array,
     return (word >> 1).astype(jnp.int32)
 
 
-def gumbel(words: Int[Array, "S N"]) -> Float[Array, "S N"]:
+def gumbel(words: Real[Array, "S N"]) -> Float[Array, "S N"]:
     """Standard Gumbel noise out of 31 random bits, in [-3.1, 22.2]; never greater for a greater word.
 
     Small words, whose noise wins, are told apart to the last bit; f32 rounds the others.
@@ -154,13 +141,12 @@ def pick(
     best: Float[Array, " S"],
     total: Float[Array, " S"],
     rules: RowRules,
-) -> tuple[Int[Array, " S"], Float[Array, " S"], Float[Array, " S"]]:
+) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
     """Samples a token per row and tells how far down the filters looked.
 
     best is the greatest of the row's values. total is what the kept entries of the vocabulary weigh before top_p, for
     rows where min_p and top_k leave entries outside `values`; 0 for rows where `values` holds all of them.
-    Returns (token; threshold: entries below it are not kept, -inf if top_k and top_p set none; the token's score,
-    which is its noisy scaled logit, or in greedy rows its value).
+    Returns (token; threshold: entries below it are not kept, -inf if top_k and top_p set none).
     Greedy rows take the least id of the greatest values, untouched by temperature and noise.
     """
     greedy = rules.temperature < GREEDY_BELOW
@@ -182,108 +168,20 @@ def pick(
     needed = ~greedy & ((rules.top_k > 0) | (rules.top_p < 1.0))
     stages = jnp.where(jnp.any(needed), 2, 0)
     threshold = lax.fori_loop(0, stages, narrow, jnp.full_like(best, -jnp.inf))
-    noisy = jnp.where(alive & (values >= threshold[:, None]), logits + gumbel(noise_words(rules.key, ids)), -jnp.inf)
-    scores = jnp.where(greedy[:, None], values, noisy)
-    return id_of_greatest(scores, ids), threshold, jnp.max(scores, 1)
+    scores = jnp.where(values >= threshold[:, None], noisy(values, ids, best, rules), -jnp.inf)
+    return id_of_greatest(jnp.where(greedy[:, None], values, scores), ids), threshold
+
+
+def noisy(
+    values: Float[Array, "S N"], ids: Int[Array, "S N"], best: Float[Array, " S"], rules: RowRules
+) -> Float[Array, "S N"]:
+    """The scaled logits with their noise; -inf where min_p drops them. The greatest of the kept ones is the sample."""
+    logits = scaled(values, best, rules.temperature)
+    alive = (logits >= jnp.log(rules.min_p)[:, None]) & (values > -jnp.inf)
+    return jnp.where(alive, logits + gumbel(noise_words(rules.key, ids)), -jnp.inf)
 
 
 def id_of_greatest(values: Float[Array, "S N"], ids: Int[Array, "S N"]) -> Int[Array, " S"]:
     """The least id among the greatest values; on the CPU several times as fast as jnp.argmax."""
     best = jnp.max(values, 1)
     return jnp.min(jnp.where(values == best[:, None], ids, np.iinfo(np.int32).max), 1)
-
-
-# ---- blocks
-
-
-def _finite_max(values: jax.Array) -> jax.Array:
-    """Maximum of the finite entries along the last axis; -inf where there are none."""
-
-    def greater(left: jax.Array, right: jax.Array) -> jax.Array:
-        return jnp.where((right > left) & (right < jnp.inf), right, left)
-
-    return lax.reduce(values, np.float32(-np.inf), greater, (values.ndim - 1,))
-
-
-def block_maxima(logits: Float[Array, "S V"]) -> Float[Array, "S G"]:
-    """Greatest finite logit of each block of the vocabulary; V must be a multiple of BLOCK."""
-    return _finite_max(logits.reshape(logits.shape[0], -1, BLOCK))
-
-
-def take_blocks(
-    logits: Float[Array, "S V"], blocks: Int[Array, "S M"], banned: Int[Array, "S E"] | None
-) -> tuple[Float[Array, "S N"], Int[Array, "S N"]]:
-    """The entries of the given blocks and their ids; banned and non-finite ones are -inf. N = M * BLOCK."""
-    rows = logits.shape[0]
-    row = lax.broadcasted_iota(jnp.int32, blocks.shape, 0)
-    values = logits.reshape(rows, -1, BLOCK).at[row, blocks].get(mode="promise_in_bounds").reshape(rows, -1)
-    offsets = lax.broadcasted_iota(jnp.int32, (1, 1, BLOCK), 2)
-    ids = (blocks[:, :, None] * BLOCK + offsets).reshape(rows, -1)
-    allowed = jnp.isfinite(values)
-    if banned is not None:
-        allowed &= ~jnp.any(ids[:, :, None] == banned[:, None, :], 2)
-    return jnp.where(allowed, values, -jnp.inf), ids
-
-
-def ban(maxima: Float[Array, "S G"], logits: Float[Array, "S V"], banned: Int[Array, "S E"]) -> Float[Array, "S G"]:
-    """The block maxima as they are without the banned ids."""
-    rows, groups = maxima.shape
-    width = banned.shape[1]
-    blocks = jnp.minimum(banned // BLOCK, groups - 1)
-    values, _ = take_blocks(logits, blocks, banned)
-    row = lax.broadcasted_iota(jnp.int32, (rows, width), 0)
-    return maxima.at[row, blocks].set(jnp.max(values.reshape(rows, width, BLOCK), 2), mode="promise_in_bounds")
-
-
-def candidates(
-    logits: Float[Array, "S V"], keys: Float[Array, "S G"], banned: Int[Array, "S E"] | None, num_blocks: int
-) -> Candidates:
-    """The num_blocks blocks with the greatest keys (the first ones, when keys are equal).
-
-    With the block maxima as keys, every entry above the bound is a candidate.
-    """
-    groups = keys.shape[1]
-    if num_blocks >= groups:
-        blocks = jnp.broadcast_to(jnp.arange(groups, dtype=jnp.int32), keys.shape)
-        bound = jnp.full(keys.shape[:1], -jnp.inf)
-    else:
-        # Without the barrier XLA:CPU makes the slices part of the top-k, which it then does by sorting: 9 times slower.
-        top, blocks = lax.optimization_barrier(lax.top_k(keys, num_blocks + 1))
-        bound, blocks = top[:, -1], blocks[:, :-1]
-    values, ids = take_blocks(logits, blocks, banned)
-    return Candidates(values=values, ids=ids, bound=bound)
-
-
-def best_noise(key: UInt32[Array, "C 2"], groups: int) -> Float[Array, "C G"]:
-    """The greatest noise of each block of the vocabulary."""
-    ids = lax.broadcasted_iota(jnp.int32, (key.shape[0], groups * BLOCK), 1)
-    return gumbel(jnp.min(noise_words(key, ids).reshape(-1, groups, BLOCK), 2))
-
-
-def for_rows[Result](
-    compute: Callable[[jax.Array], Result], active: Bool[Array, " S"], otherwise: Result, rows_per_pass: int
-) -> Result:
-    """compute(rows int32[C]) -> [C, ...] for the active rows, rows_per_pass at a time; `otherwise` [S, ...] elsewhere.
-
-    On the CPU a few vocabulary-wide rows stay in the cache from one operation to the next; the whole batch would
-    go through memory, into freshly mapped pages, each time.
-    """
-    size = active.shape[0]
-    width = min(rows_per_pass, size)
-    row = lax.broadcasted_iota(jnp.int32, (size, size), 0)
-    column = lax.broadcasted_iota(jnp.int32, (size, size), 1)
-    place = jnp.sum((active[None, :] & (column < row)).astype(jnp.int32), 1)  # of an active row among the active
-    order = jnp.sum(jnp.where(active[None, :] & (place[None, :] == row), column, 0), 1)
-    count = jnp.sum(active.astype(jnp.int32))
-
-    def step(index: jax.Array, result: Result) -> Result:
-        # The slice is clamped: the last pass may repeat rows or, beyond the active ones, compute row 0 unused.
-        rows = lax.dynamic_slice(order, (index * width,), (width,))
-
-        def put(old: jax.Array, new: jax.Array) -> jax.Array:
-            use = jnp.expand_dims(active[rows], range(1, old.ndim))
-            return old.at[rows].set(jnp.where(use, new, old[rows]))
-
-        return jax.tree.map(put, result, compute(rows))
-
-    return lax.fori_loop(0, (count + width - 1) // width, step, otherwise)

@@ -15,7 +15,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxpaged import sampling_filters as filters
+from jaxpaged.sampling_blocks import BLOCK, block_maxima, candidates, rows_of
+from jaxpaged.sampling_logprobs import best_entries, finite_at, log_masses, ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class ScoringMode:
 
     max_logprobs: int  # K
     rows_per_product: int  # C: rows whose logits exist at a time
-    rows_per_pass: int  # of them, rows measured at a time: see sampling_filters.for_rows
+    rows_per_pass: int  # of them, rows measured at a time: see sampling_blocks.for_rows
 
 
 @jax.tree_util.register_dataclass
@@ -83,34 +84,24 @@ def score(
 
 def _measure(logits: Float[Array, "C V"], targets: Int[Array, " C"], with_top: jax.Array, mode: ScoringMode) -> Scores:
     rows, vocab_size = logits.shape
-    padding = -vocab_size % filters.BLOCK
+    padding = -vocab_size % BLOCK
     if padding:
         logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
-    maxima = filters.block_maxima(logits)
+    maxima = block_maxima(logits)
     best = jnp.max(maxima, 1)
     bad = best == -jnp.inf
     best = jnp.maximum(best, np.finfo(np.float32).min)
-    chosen = jnp.take_along_axis(logits, targets[:, None], 1)[:, 0]
-    chosen = jnp.where(jnp.isfinite(chosen), chosen, -jnp.inf)
+    chosen = finite_at(logits, targets[:, None])[:, 0]
 
-    def measure(some: jax.Array) -> tuple[jax.Array, jax.Array]:
-        values = jnp.where(jnp.isfinite(logits[some]), logits[some], -jnp.inf)
-        ids = lax.broadcasted_iota(jnp.int32, values.shape, 1)
-        mine, my_id = chosen[some][:, None], targets[some][:, None]
-        ahead = (values > mine) | ((values == mine) & (ids < my_id))
-        rank = 1 + jnp.sum(ahead.astype(jnp.int32), 1)
-        return jnp.log(jnp.sum(jnp.exp(values - best[some][:, None]), 1)), rank
-
-    nothing = (jnp.zeros(rows), jnp.zeros(rows, jnp.int32))
-    log_mass, rank = filters.for_rows(measure, jnp.full((rows,), True), nothing, mode.rows_per_pass)
-    log_mass = jnp.maximum(log_mass, 0.0)  # below only in rows without a finite logit, where it is -inf
+    everyone = jnp.full((rows,), True)
+    log_mass = log_masses(logits, best, everyone, mode.rows_per_pass)
+    rank = ranks(logits, chosen, targets, everyone, jnp.zeros(rows, jnp.int32), mode.rows_per_pass)
     num_top = min(mode.max_logprobs, vocab_size)
 
     def find_top() -> tuple[jax.Array, jax.Array]:
-        part = filters.candidates(logits, maxima, None, num_top)
-        ids, values = lax.sort((part.ids, part.values), num_keys=1)  # of equal values top_k then takes the least id
-        top, places = lax.top_k(values, num_top)
-        return jnp.take_along_axis(ids, places, 1), (top - best[:, None]) - log_mass[:, None]
+        part = candidates(rows_of(logits), jnp.arange(rows), maxima, None, num_top)
+        top_ids, top = best_entries(part, num_top)
+        return top_ids, (top - best[:, None]) - log_mass[:, None]
 
     empty = jnp.zeros((rows, num_top))
     top_ids, top_logprobs = lax.cond(with_top, find_top, lambda: (empty.astype(jnp.int32), empty))

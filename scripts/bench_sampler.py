@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,6 +38,8 @@ ADJUSTED = {
     "logit_bias": SamplingParams(temperature=0.8, top_p=0.9, logit_bias=dict.fromkeys(range(100), 1.0)),
     "allowed": SamplingParams(temperature=0.8, top_p=0.9, allowed_token_ids=range(20_000)),
 }
+STEP = "step"
+UNDER_WAY = 1.0  # seconds in which the step that is under way ends
 # The shape of SmolLM2-135M, but for the vocabulary.
 STEP_MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,7 +62,7 @@ STEP_MODEL = {
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """The least over calls: what other work on the machine adds is left out as far as can be."""
+    """The median over calls: a clock that ticks coarsely spoils the least, other work on the machine the mean."""
 
     wall: float
     processor: float
@@ -112,25 +115,33 @@ def compile_program(function: Callable[..., object], *example: object) -> tuple[
     return program, time.process_time() - start
 
 
-def least_of(run: Callable[[], object], repeats: int) -> Seconds:
-    """Times `run`, after one call that does not count."""
-    run()
-    wall, processor = [], []
-    for _ in range(repeats):
-        start = time.perf_counter(), time.process_time()
-        run()
-        wall.append(time.perf_counter() - start[0])
-        processor.append(time.process_time() - start[1])
-    return Seconds(wall=min(wall), processor=min(processor))
+def medians(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, Seconds]:
+    """Times all of them in turn, again and again, so that what else the machine does falls on all alike."""
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            if name == STEP:  # it leaves the next one under way: a whole one lies between two of them
+                run()
+            start = time.perf_counter(), time.process_time()
+            run()
+            spent[name].append((time.perf_counter() - start[0], time.process_time() - start[1]))
+            if name == STEP:
+                time.sleep(UNDER_WAY)
+    return {name: Seconds(**_medians(times[1:])) for name, times in spent.items()}
 
 
-def timing(program: Callable[..., object], arguments: tuple[object, ...], repeats: int) -> Seconds:
-    """Times a program, its results awaited."""
-    return least_of(lambda: jax.block_until_ready(program(*arguments)), repeats)
+def _medians(times: list[tuple[float, float]]) -> dict[str, float]:
+    wall, processor = zip(*times, strict=True)
+    return {"wall": statistics.median(wall), "processor": statistics.median(processor)}
 
 
-def decode_step(rows: int, vocab_size: int, repeats: int) -> Seconds:
-    """A step of an engine in which `rows` greedy requests decode, with random weights and some 100 tokens each."""
+def awaited(program: Callable[..., object], arguments: tuple[object, ...]) -> Callable[[], object]:
+    """A call of the program that ends when its results are there."""
+    return lambda: jax.block_until_ready(program(*arguments))
+
+
+def decoding_engine(rows: int, vocab_size: int, repeats: int) -> LLM:
+    """An engine in which `rows` greedy requests decode, with random weights and some 100 tokens each."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(STEP_MODEL | {"vocab_size": vocab_size}), "utf-8")
         safetensors.numpy.save_file({"unused": np.zeros(1, np.float32)}, Path(folder, "model.safetensors"))
@@ -138,7 +149,7 @@ def decode_step(rows: int, vocab_size: int, repeats: int) -> Seconds:
             folder,
             load_format="dummy",
             skip_tokenizer_init=True,
-            max_model_len=512,
+            max_model_len=1024,
             max_num_seqs=rows,
             max_num_batched_tokens=1024,
             warmup=False,
@@ -147,11 +158,11 @@ def decode_step(rows: int, vocab_size: int, repeats: int) -> Seconds:
         generator = np.random.default_rng(0)
         for name in range(rows):
             prompt = generator.integers(0, vocab_size, 64).tolist()
-            params = SamplingParams(temperature=0.0, max_tokens=3 * repeats + 200)
+            params = SamplingParams(temperature=0.0, max_tokens=2 * repeats + 200)
             llm.engine.add(str(name), prompt, params, prompt=None, priority=0)
         while llm.stats()["output_tokens"] < 3 * rows:  # prompts, and the compilation of what decoding needs
             llm.engine.step()
-        return least_of(llm.engine.step, 3 * repeats)
+        return llm
 
 
 def adjusted_arguments(params: SamplingParams, rows: int, vocab_size: int) -> tuple[SamplingInput, RowState]:
@@ -176,10 +187,9 @@ def adjusted_arguments(params: SamplingParams, rows: int, vocab_size: int) -> tu
 def bench_shape(rows: int, vocab_size: int, options: argparse.Namespace) -> None:
     """Prints a line per mode and setting at one shape."""
     logits = jnp.asarray(peaked_logits(rows, vocab_size))
-    step = decode_step(rows, vocab_size, options.repeats) if options.step else None
-    least: Seconds | None = None
-    if step is not None:
-        print(f"V {vocab_size} S {rows} decode step with the greedy sampler: {step}")
+    runs: dict[str, Callable[[], object]] = {}
+    if options.step:
+        runs[STEP] = decoding_engine(rows, vocab_size, options.repeats).engine.step
     for greedy, max_logprobs, adjusts in (
         (True, None, False),
         (False, None, False),
@@ -199,19 +209,21 @@ def bench_shape(rows: int, vocab_size: int, options: argparse.Namespace) -> None
             return sample(values, pair[0], mode, pair[1])
 
         program, seconds = compile_program(run, logits, next(iter(arguments.values())))
-        print(
-            f"V {vocab_size} S {rows} greedy={greedy} logprobs={max_logprobs} adjusts={adjusts} "
-            f"compiled in {seconds:.2f} processor s"
-        )
-        for name, pair in arguments.items():
-            found = timing(program, (logits, pair), options.repeats)
-            least = least or found
-            print(f"    {name:20s} {found} {'' if step is None else found.share(step, least)}")
+        what = f"greedy={greedy} logprobs={max_logprobs} adjusts={adjusts}"
+        print(f"V {vocab_size} S {rows} {what} compiled in {seconds:.2f} processor s", flush=True)
+        runs |= {f"{what} {name}": awaited(program, (logits, pair)) for name, pair in arguments.items()}
     if options.reference:
         inputs = _arguments(SETTINGS["top_p 0.9"], rows, vocab_size, False)[0]
         program, seconds = compile_program(sort_based_sample, logits, inputs)
-        print(f"V {vocab_size} S {rows} sort-based: compiled in {seconds:.2f} processor s")
-        print(f"    {'any':20s} {timing(program, (logits, inputs), 1)}")
+        print(f"V {vocab_size} S {rows} sort-based compiled in {seconds:.2f} processor s")
+        runs["sort-based"] = awaited(program, (logits, inputs))
+    found = medians(runs, options.repeats)
+    step = found.pop(STEP, None)
+    least = next(iter(found.values()))
+    if step is not None:
+        print(f"V {vocab_size} S {rows} decode step with the greedy sampler: {step}")
+    for name, seconds in found.items():
+        print(f"    {name:60s} {seconds} {'' if step is None else seconds.share(step, least)}")
 
 
 def _settings(mode: SamplerMode) -> dict[str, SamplingParams]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxpaged import sampling
+from jaxpaged import sampling_draw
 from jaxpaged import sampling_filters as filters
 from jaxpaged.sampling_params import SamplingParams
 from tests.support.sampler import ABC, WIDE, Row, chi_square_fits, draws, expected_token, mode, reference, run
@@ -129,10 +129,27 @@ def test_few_candidates_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits[:, ::32] += 8.0  # in each block one entry that can win; the greatest noise is mostly elsewhere
     choices = [{}, {}, {"top_p": 0.5}, {"top_k": 100}, {"min_p": 0.4}, {"top_p": 0.01}, {"top_k": 2}, {"top_p": 0.999}]
     rows: list[Row] = [(SamplingParams(**choices[row % 8]), 5, row, []) for row in range(32)]
-    monkeypatch.setattr(sampling, "CANDIDATE_BLOCKS", 4)
+    for name in ("FIRST_BLOCKS", "MORE_BLOCKS", "NOISY_BLOCKS"):
+        monkeypatch.setattr(sampling_draw, name, 4)
     tokens = run(logits, rows, mode(rows_per_pass=4)).token.tolist()
     expected = [expected_token(logits[index], row) for index, row in enumerate(rows)]
     assert all(want in (None, got) for want, got in zip(expected, tokens, strict=True))
+
+
+def test_filters_that_reach_far_down_are_settled_by_the_noise() -> None:
+    """Hundreds of tokens are kept, many more than the first blocks hold; what wins without the filter is often not."""
+    logits = np.random.default_rng(8).normal(0.0, 0.7, (36, WIDE)).astype(np.float32)
+    logits[::2] = np.round(logits[::2], 1)  # ties at the thresholds
+    choices = [{"top_k": 65}, {"top_k": 188}, {"top_k": 189}, {"top_k": 3000}, {"top_p": 0.2}, {"top_p": 0.6}]
+    choices += [{"top_k": 400, "min_p": 0.1}, {"top_p": 0.5, "min_p": 0.05}, {"top_k": 100, "top_p": 0.7}]
+    rows: list[Row] = [(SamplingParams(**choices[row % 9]), 3, row, [row, 4000]) for row in range(36)]
+    tokens = run(logits, rows, mode(rows_per_pass=3)).token.tolist()
+    expected = [expected_token(logits[index], row) for index, row in enumerate(rows)]
+    assert all(want in (None, got) for want, got in zip(expected, tokens, strict=True))
+    free = [(SamplingParams(), *row[1:]) for row in rows]
+    unfiltered = run(logits, free, mode(rows_per_pass=3)).token
+    assert np.mean(unfiltered != tokens) > 0.3  # otherwise nothing was refused
+    assert sum(want is None for want in expected) < 6
 
 
 # ---- distributions

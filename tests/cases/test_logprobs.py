@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -76,6 +77,33 @@ def test_what_changes_the_choice_does_not_change_the_values(llm: jaxpaged.LLM, o
     """Reported values were those after penalties and bans, -inf for what had been excluded."""
     params = SamplingParams(**{"temperature": 0.0} | options, max_tokens=3, logprobs=4)
     check(answers(llm, [[1]], params)[0], 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 1, "logprobs": 5},
+        {"top_p": 0.3, "logprobs": 5},
+        {"logit_bias": {BEST: -100.0}, "logprobs": 5},
+        {"allowed_token_ids": [FOURTH], "logprobs": 3},
+        {"top_k": 1, "logprobs": 1, "prompt_logprobs": 1},
+        {"min_tokens": 2, "stop_token_ids": [BEST], "logprobs": -1, "prompt_logprobs": 5},
+    ],
+    ids=str,
+)
+def test_all_that_is_reported_is_finite(llm: jaxpaged.LLM, options: dict[str, Any]):
+    """Of tokens that a filter or a ban had dropped minus infinity was reported, which JSON cannot carry."""
+    params = SamplingParams(seed=2, max_tokens=3, **options)
+    (whole,) = llm.generate([[1, SECOND, 0]], params, use_tqdm=False)
+    parts = list(llm.generate_stream([1, SECOND, 0], params))
+    streamed = [entries for part in parts for entries in part.outputs[0].logprobs or []]
+    assert whole.outputs[0].logprobs == streamed and len(streamed) == 3
+    count = VOCAB if options["logprobs"] == -1 else options["logprobs"]
+    assert all(len(entries) >= count for entries in streamed)
+    read = [entries for entries in whole.prompt_logprobs or [] if entries is not None]
+    assert len(read) == (2 if "prompt_logprobs" in options else 0)
+    values = [[entry.logprob for entry in entries.values()] for entries in [*streamed, *read]]
+    json.dumps([values, whole.outputs[0].cumulative_logprob], allow_nan=False)
 
 
 def test_rows_that_want_different_numbers(llm: jaxpaged.LLM):
