@@ -54,7 +54,7 @@ class Int8Matrix(nnx.Module):
         implementation = backends.matmul if backends.matmul in ("xla", "amx", "reference") else "auto"
         return quantized_matmul(x, flat, implementation=implementation, int8_activations=self.int8_activations)
 
-    def rows(self, ids: Int[Array, " T"]) -> Float[Array, "T D"]:
+    def rows(self, ids: Int[Array | np.ndarray, " T"]) -> Float[Array, "T D"]:
         """Rows in floats."""
         values, scales = (a[...].at[ids].get(mode="promise_in_bounds") for a in (self.values, self.scales))
         return (values.astype(jnp.float32) * scales[:, None]).astype(self.dtype)
@@ -103,7 +103,7 @@ def linear(
     return y if bias is None else y + bias[None]
 
 
-def embed(table: Matrix, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+def embed(table: Matrix, tokens: Int[Array | np.ndarray, " T"]) -> Float[Array, "T D"]:
     """Rows of the table [V, D]. Ids were checked on the host: an id out of range would read another token's row."""
     if isinstance(table, Int8Matrix):
         return table.rows(tokens)

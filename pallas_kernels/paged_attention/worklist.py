@@ -244,5 +244,9 @@ def _work_list(blocks: _Blocks, tile: GpuTile, config: WorkConfig, width: int) -
     columns = (blocks.starts, blocks.ends, first_partial, pieces)
     merges[: int(split.sum())] = np.stack([column[split] for column in columns], axis=1)
     return WorkList(
-        items=items, merges=merges, num_items=np.int32(len(found)), tile=tile, max_partials=budget if budget > 1 else 0
+        items=items,
+        merges=merges,
+        num_items=np.array(len(found), np.int32),
+        tile=tile,
+        max_partials=budget if budget > 1 else 0,
     )

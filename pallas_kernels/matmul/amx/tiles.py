@@ -48,8 +48,8 @@ def _rest(code: Code, vector: Any) -> Any:
 def _joined(code: Code, low: Any, high: Any) -> Any:
     """The upper halves of two vectors of floats, one after the other, as a vector of floats' size."""
     builder = code.builder
-    halves = [builder.bitcast(vector, _HALVES) for vector in (low, high)]
-    return builder.bitcast(code.shuffle(*halves, range(1, 4 * LANES, 2)), VECTOR)
+    first, second = (builder.bitcast(vector, _HALVES) for vector in (low, high))
+    return builder.bitcast(code.shuffle(first, second, range(1, 4 * LANES, 2)), VECTOR)
 
 
 def _row_parts(code: Code, source: Any, stride: Any, row: int) -> list[Any]:

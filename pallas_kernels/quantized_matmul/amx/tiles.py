@@ -105,8 +105,8 @@ def _all(value: int) -> Any:
 
 def _joined(code: Code, quarters: list[Any]) -> Any:
     """Four vectors of 16 int8s as one of 64."""
-    halves = [code.shuffle(*quarters[i : i + 2], range(2 * LANES)) for i in (0, 2)]
-    return code.shuffle(*halves, range(4 * LANES))
+    low, high = (code.shuffle(quarters[i], quarters[i + 1], range(2 * LANES)) for i in (0, 2))
+    return code.shuffle(low, high, range(4 * LANES))
 
 
 @no_type_check
