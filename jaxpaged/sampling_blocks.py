@@ -118,8 +118,9 @@ def candidates(
         wanted = jnp.broadcast_to(jnp.arange(groups, dtype=jnp.int32), keys.shape)
         bound = jnp.full(keys.shape[:1], -jnp.inf)
     else:
-        # Without the barrier XLA:CPU makes the slices part of the top-k, which it then does by sorting: 9 times slower.
-        top, wanted = lax.optimization_barrier(lax.top_k(keys, num_blocks + 1))
+        # Without barriers XLA:CPU makes the slices part of the top-k, which it then does by sorting: 9 times slower.
+        # Around both at once jaxlib 0.11.2 aborts while compiling for several devices.
+        top, wanted = (lax.optimization_barrier(part) for part in lax.top_k(keys, num_blocks + 1))
         bound, wanted = top[:, -1], lax.sort(wanted[:, :-1])
     values, ids = take_blocks(logits, rows, wanted, banned)
     return Candidates(values=values, ids=ids, bound=bound)
