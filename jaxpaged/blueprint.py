@@ -15,6 +15,7 @@ from jaxpaged.cache import Device, count_blocks
 from jaxpaged.config import EngineConfig
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.forward import Backends
+from jaxpaged.models.matrices import MatrixForm
 from jaxpaged.models.registry import family_of
 from jaxpaged.pallas_kernels import (
     TileConfig,
@@ -52,11 +53,14 @@ class Parameter:
 
     path: tuple[Any, ...]  # in the module's state
     shape: tuple[int, ...]
+    dtype: Any
+    outputs: int | None  # of an Int8Matrix's values: how many axes its scales have
     sharding: NamedSharding
 
-    def bytes_per_device(self, dtype: Any) -> int:
+    @property
+    def bytes_per_device(self) -> int:
         """Of the part that one device holds."""
-        size = jnp.dtype(dtype).itemsize
+        size = jnp.dtype(self.dtype).itemsize
         for extent in self.sharding.shard_shape(self.shape):
             size *= extent
         return size
@@ -67,7 +71,7 @@ class Blueprint:
     """All of an engine but its weights. The same one is drawn for devices that are there and for those that are not."""
 
     model: ModelConfig
-    dtype: Any  # of weights and activations
+    dtype: Any  # of activations, and of weights that are not quantised
     limits: Limits
     code: ModelCode
     spec: RunnerSpec
@@ -77,7 +81,7 @@ class Blueprint:
     @property
     def abstract_params(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The parameters as the programs take them."""
-        return tuple(jax.ShapeDtypeStruct(p.shape, self.dtype, sharding=p.sharding) for p in self.parameters)
+        return tuple(jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding) for p in self.parameters)
 
     def recipes(self) -> Recipes:
         """The programs, by key."""
@@ -95,9 +99,10 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
     dtype = resolve_dtype(config.dtype, model.dtype, device.platform)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
     family = family_of(model)
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: family.module(model, dtype, rngs=nnx.Rngs(0))))
+    form = MatrixForm(dtype=dtype, quantization=config.quantization)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: family.module(model, form, rngs=nnx.Rngs(0))))
     parameters = _parameters(state, mesh)
-    weights = sum(parameter.bytes_per_device(dtype) for parameter in parameters)
+    weights = sum(parameter.bytes_per_device for parameter in parameters)
     limits = resolve_limits(config, model, cache_dtype, device, weights)
     if config.batch_invariant:
         backends = _invariant_backends(config, mesh, device.platform)
@@ -109,6 +114,7 @@ def draw_blueprint(config: EngineConfig, model: ModelConfig, device: Device, mes
         num_blocks=limits.num_blocks,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logprobs=min(config.max_logprobs, model.vocab_size),
+        dtype=dtype,
         cache_dtype=cache_dtype,
         batch=BatchShape(
             block_size=config.block_size,
@@ -221,14 +227,23 @@ def _work_config(
         head_dim=model.head_dim,
         block_size=block_size,
         cache_dtype=cache_dtype,
-        decode_only=False,
     )
 
 
 def _parameters(state: Any, mesh: Mesh | AbstractMesh) -> tuple[Parameter, ...]:
+    leaves = {tuple(path): leaf for path, leaf in nnx.to_flat_state(state)}
+
+    def outputs(path: tuple[Any, ...]) -> int | None:
+        scales = leaves.get((*path[:-1], "scales"))
+        return len(scales.shape) if path[-1] == "values" and scales is not None else None
+
     return tuple(
         Parameter(
-            path=tuple(path), shape=leaf.shape, sharding=sharding_of(leaf.axes, leaf.shape, TENSOR_PARALLEL, mesh)
+            path=path,
+            shape=leaf.shape,
+            dtype=leaf.dtype,
+            outputs=outputs(path),
+            sharding=sharding_of(leaf.axes, leaf.shape, TENSOR_PARALLEL, mesh),
         )
-        for path, leaf in nnx.to_flat_state(state)
+        for path, leaf in leaves.items()
     )

@@ -6,16 +6,19 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxpaged.blueprint import Blueprint, Limits, draw_blueprint
+from jaxpaged.blueprint import Blueprint, Limits, Parameter, draw_blueprint
 from jaxpaged.config import EngineConfig
 from jaxpaged.demo import resolve_model
+from jaxpaged.models.matrices import quantize_matrix
 from jaxpaged.models.registry import family_of
 from jaxpaged.models.weights import Checkpoint, Slot, ignorable_tensors, load_weights, open_checkpoint
 from jaxpaged.models.weights.hub import fetch_snapshot, is_hub_id
@@ -116,16 +119,30 @@ def open_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | 
 
 def _checkpoint_weights(config: EngineConfig, plan: Blueprint, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:
     model = checkpoint.config
-    shardings = {parameter.path: parameter.sharding for parameter in plan.parameters}
+    parameters = {parameter.path: parameter for parameter in plan.parameters}
+
+    def place(slot: Slot, host: np.ndarray) -> dict[tuple[Any, ...], jax.Array]:
+        parts = {slot.path: host}
+        values = parameters.get((*slot.path, "values"))
+        if values is not None and values.outputs is not None:
+            integers, scales = _quantize(slot, host, values.outputs)
+            parts = {(*slot.path, "values"): integers, (*slot.path, "scales"): scales}
+        return {
+            path: jax.device_put(_cast(slot, part, parameters[path].dtype), parameters[path].sharding)
+            for path, part in parts.items()
+        }
+
     with _ProgressBar(config, "loading weights") as progress:
-        arrays = load_weights(
-            family_of(model).slots(model),
-            checkpoint.source,
-            lambda slot, host: jax.device_put(_cast(slot, host, plan.dtype), shardings[slot.path]),
-            ignorable_tensors(model),
-            progress,
-        )
+        slots = family_of(model).slots(model)
+        arrays = load_weights(slots, checkpoint.source, place, ignorable_tensors(model), progress)
     return tuple(arrays[parameter.path] for parameter in plan.parameters)
+
+
+def _quantize(slot: Slot, host: np.ndarray, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        return quantize_matrix(host, outputs)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(slot.names)}: {error}; load the model without quantization") from None
 
 
 def _cast(slot: Slot, host: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -144,14 +161,17 @@ def _cast(slot: Slot, host: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _random_weights(plan: Blueprint, seed: int) -> tuple[jax.Array, ...]:
     """Normal matrices of the usual size, vectors of ones, each made where it stays: for measurements."""
 
-    def make(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        if len(shape) == 1:
-            return jnp.ones(shape, plan.dtype)
-        return 0.02 * jax.random.normal(key, shape, plan.dtype)
+    def make(key: jax.Array, parameter: Parameter) -> jax.Array:
+        shape, dtype = parameter.shape, parameter.dtype
+        if parameter.outputs is not None:
+            return jax.random.randint(key, shape, -127, 128, jnp.int8)
+        if parameter.path[-1] == "scales":
+            return jnp.full(shape, 0.02 / 73, dtype)  # 73: the standard deviation of those integers
+        return jnp.ones(shape, dtype) if len(shape) == 1 else 0.02 * jax.random.normal(key, shape, dtype)
 
     keys = jax.random.split(jax.random.key(seed), len(plan.parameters))
     return tuple(
-        jax.jit(make, static_argnums=1, out_shardings=parameter.sharding)(key, parameter.shape)
+        jax.jit(partial(make, parameter=parameter), out_shardings=parameter.sharding)(key)
         for key, parameter in zip(keys, plan.parameters, strict=True)
     )
 

@@ -65,7 +65,7 @@ class EngineConfig:
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    quantization: str | None = None
+    quantization: str | None = None  # "int8": weights; "int8_w8a8": activations too, where they stand it
     attention_backend: str = "auto"  # implementation of pallas_kernels.paged_attention
     matmul_backend: str = "auto"  # implementation of pallas_kernels.dense_matmul, for products with weights
 
@@ -118,4 +118,9 @@ class EngineConfig:
             "1 (stages are not built yet)",
             self.pipeline_parallel_size,
         )
-        _want(self.quantization is None, "quantization", "None (no scheme is built yet)", self.quantization)
+        _want(
+            self.quantization in (None, "int8", "int8_w8a8"),
+            "quantization",
+            "None, 'int8' (weights) or 'int8_w8a8' (weights and activations)",
+            self.quantization,
+        )

@@ -47,6 +47,7 @@ class RunnerSpec:
     batch_invariant: bool  # every step runs the same programs at the same sizes, whatever is in it
     max_num_batched_tokens: int
     max_logprobs: int
+    dtype: Any  # of activations
     cache_dtype: Any
     batch: BatchShape  # block size, max_num_seqs (M), max_num_read (Q), table width (P), tiles
 
@@ -204,7 +205,7 @@ class Recipes:
 
     def _hidden(self) -> jax.ShapeDtypeStruct:
         batch = self._spec.batch
-        return self._abstract((batch.max_num_seqs + batch.max_num_read, self._model.hidden_size), self._params[0].dtype)
+        return self._abstract((batch.max_num_seqs + batch.max_num_read, self._model.hidden_size), self._spec.dtype)
 
     def _last_tokens(self) -> jax.ShapeDtypeStruct:
         return self._abstract((self._spec.batch.max_num_seqs + 1,), jnp.int32)

@@ -21,7 +21,7 @@ class WeightStore:
 
     def __init__(self, blueprint: Blueprint, runner: ModelRunner, settle: Callable[[str], None]) -> None:
         """settle(what) makes sure that nothing runs and that the prefix cache is empty, or raises RuntimeError."""
-        self._code, self._dtype = blueprint.code, blueprint.dtype
+        self._code = blueprint.code
         self._parameters = {".".join(map(str, p.path)): p for p in blueprint.parameters}
         self._runner, self._settle = runner, settle
         self._on_host: tuple[np.ndarray, ...] | None = None  # the weights of an engine that sleeps at level 1
@@ -108,9 +108,9 @@ class WeightStore:
             if tuple(found[name].shape) != tuple(wanted[name].shape)
         ]
         faults["of another dtype"] = [
-            f"{name} (wanted {np.dtype(self._dtype)}, got {found[name].dtype})"
+            f"{name} (wanted {np.dtype(wanted[name].dtype)}, got {found[name].dtype})"
             for name in both
-            if found[name].dtype != self._dtype
+            if found[name].dtype != wanted[name].dtype
         ]
         faults["deleted (donated to a computation?)"] = [
             name for name in both if isinstance(found[name], jax.Array) and found[name].is_deleted()
@@ -118,7 +118,7 @@ class WeightStore:
         told = [f"{len(names)} {what}: {_listed(names)}" for what, names in faults.items() if names]
         if told:
             raise ValueError(
-                f"update_weights: wanted the {len(wanted)} arrays of LLM.model_state(), in {np.dtype(self._dtype)}; "
+                f"update_weights: wanted the {len(wanted)} arrays of LLM.model_state(), in their dtypes; "
                 + "; ".join(told)
             )
 

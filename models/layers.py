@@ -10,11 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.forward import Backends
-from jaxpaged.pallas_kernels import dense_matmul
+from jaxpaged.models.matrices import MatrixForm, linear, matrix, weight
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -22,21 +22,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_pytorch_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
 }
-
-
-def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple[str | None, ...]) -> nnx.Param:
-    """A parameter with its logical axes (sharding.rules maps them to mesh axes); random normal until loaded."""
-    assert len(shape) == len(axes)
-    return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype), axes=axes)
-
-
-def linear(
-    x: Float[Array, "T I"], w: Float[Array, "..."], bias: Float[Array, "..."] | None, backends: Backends
-) -> Float[Array, "..."]:
-    """x · wᵀ + bias: w is [*out, I], the result [T, *out]. The one place where activations meet weights."""
-    flat = w.reshape(-1, w.shape[-1])  # with several output dimensions XLA:CPU transposes the weight in every call
-    y = dense_matmul(x, flat, implementation=backends.matmul).reshape(x.shape[0], *w.shape[:-1])
-    return y if bias is None else y + bias[None]
 
 
 class RMSNorm(nnx.Module):
@@ -56,19 +41,19 @@ class RMSNorm(nnx.Module):
 class Mlp(nnx.Module):
     """Gated MLP: down(act(gate x) · up x). Gate and up are one matrix, so that one product computes both."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, form: MatrixForm, *, rngs: nnx.Rngs):
         d, f = config.hidden_size, config.mlp_dim
-        self.gate_up_2fd = weight(rngs, (2, f, d), dtype, (None, "mlp", "embed"))
-        self.down_df = weight(rngs, (d, f), dtype, ("embed", "mlp"))
+        self.gate_up_2fd = matrix(rngs, (2, f, d), (None, "mlp", "embed"), outputs=2, form=form, rough_input=True)
+        self.down_df = matrix(rngs, (d, f), ("embed", "mlp"), outputs=1, form=form)
         bias = config.mlp_bias
-        self.gate_up_bias_2f = weight(rngs, (2, f), dtype, (None, "mlp")) if bias else None
-        self.down_bias_d = weight(rngs, (d,), dtype, ("embed",)) if bias else None
+        self.gate_up_bias_2f = weight(rngs, (2, f), form.dtype, (None, "mlp")) if bias else None
+        self.down_bias_d = weight(rngs, (d,), form.dtype, ("embed",)) if bias else None
         self.act = config.hidden_act
 
     def __call__(self, x: Float[Array, "T D"], backends: Backends) -> Float[Array, "T D"]:
-        both = linear(x, self.gate_up_2fd[...], value(self.gate_up_bias_2f), backends)
+        both = linear(x, self.gate_up_2fd, value(self.gate_up_bias_2f), backends, outputs=2)
         hidden = ACTIVATIONS[self.act](both[:, 0]) * both[:, 1]
-        return linear(hidden, self.down_df[...], value(self.down_bias_d), backends)
+        return linear(hidden, self.down_df, value(self.down_bias_d), backends, outputs=1)
 
 
 def value(param: nnx.Param | None) -> Array | None:
@@ -82,8 +67,3 @@ def rotate(x: Float[Array, "T *heads H"], cos: Float[Array, "T h"], sin: Float[A
     cos, sin = cos.reshape(shape), sin.reshape(shape)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
-
-
-def embed(table: Float[Array, "V D"], tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
-    """Rows of the table. Ids were checked on the host: an id out of range would read another token's row."""
-    return table.at[tokens].get(mode="promise_in_bounds")

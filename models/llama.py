@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.forward import Backends, ForwardInput, KVPair
-from jaxpaged.models.layers import Mlp, RMSNorm, embed, linear, rotate, value, weight
+from jaxpaged.models.layers import Mlp, RMSNorm, rotate, value
+from jaxpaged.models.matrices import MatrixForm, embed, linear, matrix, weight
 from jaxpaged.models.rope import dynamic_inverse_frequencies, inverse_frequencies
 from jaxpaged.pallas_kernels import AttentionSpec, paged_attention, write_kv
 
@@ -19,34 +20,36 @@ from jaxpaged.pallas_kernels import AttentionSpec, paged_attention, write_kv
 class Attention(nnx.Module):
     """Grouped-query attention. Heads are stored by KV head: its G query heads, its key, its value."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: int, form: MatrixForm, *, rngs: nnx.Rngs):
         k, h, d = config.num_kv_heads, config.head_dim, config.hidden_size
         g = config.num_heads // k
-        self.qkv_kghd = weight(rngs, (k, g + 2, h, d), dtype, ("kv_heads", None, None, "embed"))
-        self.out_dkgh = weight(rngs, (d, k, g, h), dtype, ("embed", "kv_heads", None, None))
+        self.qkv_kghd = matrix(rngs, (k, g + 2, h, d), ("kv_heads", None, None, "embed"), outputs=3, form=form)
+        self.out_dkgh = matrix(
+            rngs, (d, k, g, h), ("embed", "kv_heads", None, None), outputs=1, form=form, rough_input=True
+        )
         has_bias = config.attention_bias
-        self.qkv_bias_kgh = weight(rngs, (k, g + 2, h), dtype, ("kv_heads", None, None)) if has_bias else None
-        self.out_bias_d = weight(rngs, (d,), dtype, ("embed",)) if config.attention_out_bias else None
+        self.qkv_bias_kgh = weight(rngs, (k, g + 2, h), form.dtype, ("kv_heads", None, None)) if has_bias else None
+        self.out_bias_d = weight(rngs, (d,), form.dtype, ("embed",)) if config.attention_out_bias else None
         self.spec = AttentionSpec(scale=h**-0.5, window=config.windows[layer], soft_cap=None)
 
     def __call__(self, x, rope, step: ForwardInput, kv: KVPair, backends: Backends) -> tuple[Array, KVPair]:
-        qkv = linear(x, self.qkv_kghd[...], value(self.qkv_bias_kgh), backends)  # [T, K, G + 2, H]
+        qkv = linear(x, self.qkv_kghd, value(self.qkv_bias_kgh), backends, outputs=3)  # [T, K, G + 2, H]
         rotated = rotate(qkv[:, :, :-1], *rope)
         q, k, v = rotated[:, :, :-1], rotated[:, :, -1], qkv[:, :, -1]
         kv = write_kv(*kv, k, v, step.slot_mapping)
         mixed = paged_attention(q, *kv, step.attention, self.spec, implementation=backends.attention)
-        out_di = self.out_dkgh[...].reshape(self.out_dkgh.shape[0], -1)
-        return linear(mixed.reshape(x.shape[0], -1), out_di, value(self.out_bias_d), backends), kv
+        mixed = mixed.reshape(x.shape[0], -1)
+        return linear(mixed, self.out_dkgh, value(self.out_bias_d), backends, outputs=1), kv
 
 
 class Layer(nnx.Module):
     """x + attention(norm x), then + mlp(norm x)."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: jnp.dtype, *, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, rngs=rngs)
-        self.attention = Attention(config, layer, dtype, rngs=rngs)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, rngs=rngs)
-        self.mlp = Mlp(config, dtype, rngs=rngs)
+    def __init__(self, config: ModelConfig, layer: int, form: MatrixForm, *, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, form.dtype, rngs=rngs)
+        self.attention = Attention(config, layer, form, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, form.dtype, rngs=rngs)
+        self.mlp = Mlp(config, form, rngs=rngs)
 
     def __call__(self, x, rope, step: ForwardInput, kv: KVPair, backends: Backends) -> tuple[Array, KVPair]:
         mixed, kv = self.attention(self.attention_norm(x), rope, step, kv, backends)
@@ -63,20 +66,22 @@ def _run_layer(graphdef, params, x, rope, step: ForwardInput, kv: KVPair, backen
 class Llama(nnx.Module):
     """Embedding, layers, final norm and head. `backbone` and `logits` are compiled apart: see runner."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
-        shape = (config.vocab_size, config.hidden_size)
-        self.embed_vd = weight(rngs, shape, dtype, ("vocab", "embed"))
-        self.layers = nnx.List([Layer(config, i, dtype, rngs=rngs) for i in range(config.num_layers)])
-        self.final_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, rngs=rngs)
+    def __init__(self, config: ModelConfig, form: MatrixForm, *, rngs: nnx.Rngs):
+        shape, axes = (config.vocab_size, config.hidden_size), ("vocab", "embed")
         tied = config.tie_word_embeddings
-        self.head_vd = None if tied else weight(rngs, shape, dtype, ("vocab", "embed"))
+        # A table that is only looked up in stays in floats: that is no product, and its rows are read one by one.
+        looked_up = form if tied else MatrixForm(dtype=form.dtype, quantization=None)
+        self.embed_vd = matrix(rngs, shape, axes, outputs=1, form=looked_up)
+        self.layers = nnx.List([Layer(config, i, form, rngs=rngs) for i in range(config.num_layers)])
+        self.final_norm = RMSNorm(config.hidden_size, config.norm_eps, form.dtype, rngs=rngs)
+        self.head_vd = None if tied else matrix(rngs, shape, axes, outputs=1, form=form)
         self.config = config
 
     def backbone(
         self, step: ForwardInput, cache: tuple[KVPair, ...], backends: Backends
     ) -> tuple[Float[Array, "T D"], tuple[KVPair, ...]]:
         """Hidden states before the final norm, and the cache with this step's keys and values."""
-        x = embed(self.embed_vd[...], step.tokens)
+        x = embed(self.embed_vd, step.tokens)
         rope = self._rope(step)
         written = []
         for layer, kv in zip(self.layers, cache, strict=True):
@@ -92,7 +97,7 @@ class Llama(nnx.Module):
     def logits(self, hidden: Float[Array, "S D"], backends: Backends) -> Float[Array, "S V"]:
         """Float32 logits of hidden states taken from the backbone."""
         head = self.embed_vd if self.head_vd is None else self.head_vd
-        return linear(self.final_states(hidden), head[...], None, backends).astype(jnp.float32)
+        return linear(self.final_states(hidden), head, None, backends, outputs=1).astype(jnp.float32)
 
     def _rope(self, step: ForwardInput) -> tuple[Float[Array, "T h"], Float[Array, "T h"]]:
         rope, head_dim = self.config.rope, self.config.head_dim

@@ -16,7 +16,7 @@ from jaxpaged.models.weights.load import Slot
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How a family is built: module(config, dtype, rngs=…) and the slots its parameters are loaded from."""
+    """How a family is built: module(config, form, rngs=…) and the slots its parameters are loaded from."""
 
     module: Callable[..., Any]
     slots: Callable[[ModelConfig], list[Slot]]

@@ -29,7 +29,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Float32[np.nda
             raise ValueError("rope type 'dynamic' has no fixed frequencies; call dynamic_inverse_frequencies")
 
 
-def dynamic_inverse_frequencies(rope: RopeConfig, head_dim: int, rope_len: Int32[Array, " T"]) -> Float32[Array, "T h"]:
+def dynamic_inverse_frequencies(
+    rope: RopeConfig, head_dim: int, rope_len: Int32[Array | np.ndarray, " T"]
+) -> Float32[Array, "T h"]:
     """Frequencies float32[T, head_dim / 2] of "dynamic" NTK scaling; cos and sin are not scaled.
 
     rope_len int32[T] is, for each token, max(prompt length, position + 1) of its sequence. That is what

@@ -7,6 +7,7 @@ from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
@@ -27,7 +28,7 @@ def write_kv(
     v_cache: Float[Array, "N K B H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    slot_mapping: Int[Array, " T"],
+    slot_mapping: Int[Array | np.ndarray, " T"],
 ) -> tuple[Float[Array, "N K B H"], Float[Array, "N K B H"]]:
     """The caches with token t's key and value at slot slot_mapping[t] = block * B + offset.
 
@@ -48,7 +49,7 @@ def write_kv_quantized(
     caches: QuantizedKV,
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    slot_mapping: Int[Array, " T"],
+    slot_mapping: Int[Array | np.ndarray, " T"],
 ) -> QuantizedKV:
     """The caches with token t's key and value at its slot, in int8 or float8_e4m3fn, with a scale per token and head.
 
@@ -77,7 +78,7 @@ def _quantize(x: Float[Array, "T K H"], dtype: jnp.dtype) -> tuple[Array, Float[
     return (jnp.round(scaled) if integers else scaled).astype(dtype), scale
 
 
-def _scatter(cache: Array, values: Array, slot_mapping: Array) -> Array:
+def _scatter(cache: Array, values: Array, slot_mapping: Array | np.ndarray) -> Array:
     block_size = cache.shape[2]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
     return cache.at[blocks, :, offsets].set(values.astype(cache.dtype), mode="promise_in_bounds")

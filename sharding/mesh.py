@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 MODEL_AXIS = "model"  # tensor parallelism
 
 
-def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device]) -> Mesh:
+def make_mesh(
+    tensor_parallel_size: int,
+    devices: Sequence[Any],  # of jax.Device, which is not a static type
+) -> Mesh:
     """A mesh of the first tensor_parallel_size devices along one axis.
 
     Raises: ValueError when there are fewer devices.

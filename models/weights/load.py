@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
+Path = tuple[str | int, ...]  # keys into the model's parameter state
 _COMPARE_ROWS = 4096  # rows of the head compared at once: bounds the memory of the comparison
 
 
@@ -28,7 +29,7 @@ class Slot:
     their shapes [F, D] each in `expected`, and a build function that stacks them to [2, F, D].
     """
 
-    path: tuple[str | int, ...]  # keys into the model's parameter state
+    path: Path  # keys into the model's parameter state
     names: tuple[str, ...]
     expected: tuple[tuple[int, ...], ...]  # per name: the tensor's shape in the checkpoint
     build: Callable[[list[np.ndarray]], np.ndarray]  # arrays in the order of names; may return a view
@@ -37,11 +38,13 @@ class Slot:
 def load_weights(
     slots: Sequence[Slot],
     source: TensorSource,
-    place: Callable[[Slot, np.ndarray], jax.Array],
+    place: Callable[[Slot, np.ndarray], Mapping[Path, jax.Array]],
     ignore: Sequence[str],
     progress: Callable[[int, int], None] | None = None,
-) -> dict[tuple[str | int, ...], jax.Array]:
-    """Build every slot and hand it to `place`, which puts it on the device(s); returns {path: device array}.
+) -> dict[Path, jax.Array]:
+    """Build every slot and hand it to `place`, which puts it on the device(s), as one array or as several.
+
+    Returns {path: device array}.
 
     Names and shapes are all checked before anything is read: ValueError listing every missing and misshapen
     tensor. Tensors no slot asks for are listed in one logged warning, except those matching a shell-style
@@ -51,11 +54,11 @@ def load_weights(
     """
     check_checkpoint(slots, source)
     warn_of_extra_tensors(slots, source, ignore)
-    placed: dict[tuple[str | int, ...], jax.Array] = {}
+    placed: dict[Path, jax.Array] = {}
     for done, slot in enumerate(slots):
         if progress is not None:
             progress(done, len(slots))
-        placed[slot.path] = _load_slot(slot, source, place)
+        placed |= _load_slot(slot, source, place)
     if progress is not None:
         progress(len(slots), len(slots))
     return placed
@@ -135,6 +138,8 @@ def _equal(left: np.ndarray, right: np.ndarray) -> bool:
     return all(np.array_equal(left[at : at + _COMPARE_ROWS], right[at : at + _COMPARE_ROWS]) for at in starts)
 
 
-def _load_slot(slot: Slot, source: TensorSource, place: Callable[[Slot, np.ndarray], jax.Array]) -> jax.Array:
+def _load_slot(
+    slot: Slot, source: TensorSource, place: Callable[[Slot, np.ndarray], Mapping[Path, jax.Array]]
+) -> Mapping[Path, jax.Array]:
     """One slot's arrays live only in this frame."""
     return jax.block_until_ready(place(slot, slot.build([source.read(name) for name in slot.names])))

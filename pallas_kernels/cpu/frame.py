@@ -50,6 +50,13 @@ def floats(address, shape):
 
 @no_type_check
 @numba.njit
+def bytes_at(address, shape):
+    """An int8 array at an address."""
+    return numba.carray(_pointer(address), shape, np.int8)
+
+
+@no_type_check
+@numba.njit
 def argument(frame, i):
     """Address of the data of argument i."""
     return words(words(frame[_ARGS], i + 1)[i], 6)[_DATA]

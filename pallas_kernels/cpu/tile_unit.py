@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-_NEEDED = ("amx_tile", "amx_bf16", "avx512bw")
+_NEEDED = ("amx_tile", "amx_bf16", "amx_int8", "avx512bw")
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
 
 

@@ -116,10 +116,10 @@ def plan_attention(
         block_tables=block_tables,
         kv_lens=kv_lens,
         query_starts=query_starts,
-        num_decodes=np.int32(num_decodes),
+        num_decodes=np.array(num_decodes, np.int32),
         tile_rows=tile_rows,
         tile_starts=tile_starts,
-        num_tiles=np.int32(num_tiles),
+        num_tiles=np.array(num_tiles, np.int32),
         tiles=tiles,
         work=None
         if work is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxpaged.pallas_kernels.paged_attention.batch import AttentionBatch, AttentionExtras, AttentionSpec
@@ -49,10 +50,10 @@ def paged_attention_reference(
     return jnp.einsum("tkgc,tkch->tkgh", weights, v).astype(q.dtype)
 
 
-def _gather(cache: Array, scale: Array | None, tables: Array) -> Float[Array, "T K C H"]:
+def _gather(cache: Array, scale: Array | np.ndarray | None, tables: Array) -> Float[Array, "T K C H"]:
     """Each query's keys or values in order of position, in float32, with its scales."""
     blocks = cache[tables].astype(jnp.float32)  # [T, P, K, B, H]
     if scale is not None:
-        blocks = blocks * scale[tables][..., None]
+        blocks = blocks * jnp.asarray(scale)[tables][..., None]
     blocks = blocks.transpose(0, 2, 1, 3, 4)
     return blocks.reshape(*blocks.shape[:2], -1, blocks.shape[-1])

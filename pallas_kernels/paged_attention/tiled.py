@@ -72,15 +72,19 @@ def _divide(acc: Array, total: Array) -> Array:
 
 
 def _decode_rows(out, q, k_cache, v_cache, batch, spec, extras):
-    """Rows [0, num_decodes), a tile of lanes at a time; lanes of a tile should have similar lengths."""
-    lanes = min(batch.tiles.decode_lanes, batch.kv_lens.shape[0])
+    """Rows [0, num_decodes), a tile of lanes at a time; lanes of a tile should have similar lengths.
+
+    Row r's query is token r, so the last tile begins early enough that it ends with the rows and with the tokens.
+    """
+    places = min(q.shape[0], batch.kv_lens.shape[0])
+    lanes = min(batch.tiles.decode_lanes, places)
     num_kv_heads, block_size, head_dim = k_cache.shape[1:]
     slopes = None if extras.alibi_slopes is None else extras.alibi_slopes[:, :, None]  # [K, G, 1]
     chunk = _chunk_blocks(batch.tiles.decode_kv, block_size, batch.block_tables.shape[1])
     span = chunk * block_size
 
     def tile(i, out):
-        row = jnp.minimum(i * lanes, batch.kv_lens.shape[0] - lanes)
+        row = jnp.minimum(i * lanes, places - lanes)
         lens = lax.dynamic_slice(batch.kv_lens, (row,), (lanes,))
         tables = lax.dynamic_slice(batch.block_tables, (row, 0), (lanes, batch.block_tables.shape[1]))
         query = lax.dynamic_slice_in_dim(q, row, lanes)  # [lanes, K, G, H]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxpaged.pallas_kernels.paged_attention.worklist import GpuTile, WorkConfig
 from jaxpaged.pallas_kernels.platform import DeviceTarget
 
+MOST_GROWN = 2  # programs on an SM whose tile has grown beyond the table's rows, as registers of compiled ones allow
 TABLE = Path(__file__).with_name("tiles.json")  # written by scripts/tune_attention.py
 
 
@@ -74,7 +75,8 @@ def generation(target: DeviceTarget) -> str:
 def choose_tile(table: Sequence[TileEntry], target: DeviceTarget, query: TileQuery) -> GpuTile:
     """The tile for a case: of this very device rather than of its generation, then the narrowest entry that holds it.
 
-    Rows grow to a power of two that holds G heads. A float32 cache gets half the keys: its tiles have twice the size.
+    Rows grow to a power of two that holds G heads; of such tiles fewer fit an SM. A float32 cache gets half the keys:
+    its tiles have twice the size.
     Raises: ValueError when the table has nothing for heads this wide.
     """
     dtype = jnp.dtype(query.cache_dtype)
@@ -94,8 +96,12 @@ def choose_tile(table: Sequence[TileEntry], target: DeviceTarget, query: TileQue
         fitting,
         key=lambda e: (e.gpu != target.kind, e.head_dim, e.block_size is None, e.cache_dtype is None),
     ).tile
-    rows = max(best.query_rows, 1 << (query.groups - 1).bit_length())
-    return replace(best, query_rows=rows, kv=max(16, best.kv // 2) if dtype.itemsize == 4 else best.kv)
+    if dtype.itemsize == 4:
+        best = replace(best, kv=max(16, best.kv // 2))
+    rows = 1 << (query.groups - 1).bit_length()
+    if rows <= best.query_rows:
+        return best
+    return replace(best, query_rows=rows, occupancy=min(MOST_GROWN, max(1, best.occupancy - 1)))
 
 
 def gpu_work_config(
@@ -106,12 +112,9 @@ def gpu_work_config(
     head_dim: int,
     block_size: int,
     cache_dtype: jnp.dtype,
-    decode_only: bool,
 ) -> WorkConfig:
     """What plan_attention needs for the GPU kernels; num_kv_heads are those of one device.
 
-    decode_only: one list with the decode tile, for programs that serve steps of single queries. Other steps are right
-    with it too, though slower.
     Raises: ValueError for heads wider than the table's, and for a device whose number of SMs is not known.
     """
     return work_config_of(
@@ -122,7 +125,6 @@ def gpu_work_config(
         head_dim=head_dim,
         block_size=block_size,
         cache_dtype=cache_dtype,
-        decode_only=decode_only,
     )
 
 
@@ -135,7 +137,6 @@ def work_config_of(
     head_dim: int,
     block_size: int,
     cache_dtype: jnp.dtype,
-    decode_only: bool,
 ) -> WorkConfig:
     """gpu_work_config with a kernel's own table."""
     if target.num_cores is None:
@@ -155,5 +156,5 @@ def work_config_of(
         num_kv_heads=num_kv_heads,
         num_sms=target.num_cores,
         decode=decode,
-        prefill=None if decode_only else prefill,
+        prefill=prefill,
     )

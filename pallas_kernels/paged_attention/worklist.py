@@ -29,7 +29,7 @@ keys) (1, 300), (1, 40), (5, 5); decode tile M = 16 (4 queries), prefill tile M 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import no_type_check
 
@@ -106,7 +106,7 @@ class WorkList:
 @no_type_check
 @dataclass(frozen=True, kw_only=True)
 class AttentionWork:
-    """The lists of a step: rows whose queries fit one decode tile, and the others."""
+    """The lists of a step: rows whose queries fit one decode tile, and the others; None where there can be none."""
 
     decode: WorkList
     prefill: WorkList | None
@@ -127,19 +127,22 @@ def plan_work(
 ) -> AttentionWork:
     """The work lists of a step: kv_lens [R], query_starts [R + 1] with num_rows real rows, num_tokens the padded T.
 
+    A T that fits one decode tile has one list: no row of it could be in the other, whose kernels would find nothing.
     Raises: ValueError for a tile that holds less than one query.
     """
     lens, starts = kv_lens[:num_rows], query_starts[: num_rows + 1]
     counts = np.diff(starts)
     width = len(kv_lens)
-    few = counts <= block_queries(config.decode, config.groups)
-    if config.prefill is None:
-        decode = _blocks(lens, starts, counts > 0, num_tokens, block_queries(config.decode, config.groups))
+    queries = block_queries(config.decode, config.groups)
+    if config.prefill is None or num_tokens <= queries:
+        config = replace(config, prefill=None)
+        decode = _blocks(lens, starts, counts > 0, num_tokens, queries)
         return AttentionWork(
             decode=_work_list(decode, config.decode, config, max_blocks(config, "decode", num_tokens, width)),
             prefill=None,
         )
-    decode = _blocks(lens, starts, few & (counts > 0), None, block_queries(config.decode, config.groups))
+    few = counts <= queries
+    decode = _blocks(lens, starts, few & (counts > 0), None, queries)
     prefill = _blocks(lens, starts, ~few, num_tokens, block_queries(config.prefill, config.groups))
     return AttentionWork(
         decode=_work_list(decode, config.decode, config, max_blocks(config, "decode", num_tokens, width)),
@@ -241,5 +244,9 @@ def _work_list(blocks: _Blocks, tile: GpuTile, config: WorkConfig, width: int) -
     columns = (blocks.starts, blocks.ends, first_partial, pieces)
     merges[: int(split.sum())] = np.stack([column[split] for column in columns], axis=1)
     return WorkList(
-        items=items, merges=merges, num_items=np.int32(len(found)), tile=tile, max_partials=budget if budget > 1 else 0
+        items=items,
+        merges=merges,
+        num_items=np.array(len(found), np.int32),
+        tile=tile,
+        max_partials=budget if budget > 1 else 0,
     )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxpaged.pallas_kernels.paged_attention.triton.lowering import load, store
+from jaxpaged.pallas_kernels.lowering import load, store
 from jaxpaged.pallas_kernels.quantized_matmul.weight import Layout
 
 # dtype → bits and value of the number whose mantissa counts in ones, and the mantissa's width: an integer OR-ed into
@@ -91,15 +91,18 @@ def _sum_inputs(refs, tokens, outputs, i, carry, plan: Plan):
     words = _load(values_ref, rows, outputs, inside, outputs < plan.num_outputs)
     groups = _groups(rows * plan.layout.per_word, i, plan)
     scales, zeros = _scales_and_zeros(scales_ref, zeros_ref, groups, outputs, plan)
-    part = None
-    for place in range(plan.layout.per_word):
+
+    def product(place: int) -> jax.Array:
         x = load(
             x_ref.at[place, tokens[:, None], rows[None, :]],
             mask=(tokens < plan.num_tokens)[:, None] & inside[None, :],
             other=0.0,
         )
-        product = _product(x, words, place, scales, zeros, plan)
-        part = product if part is None else part + product
+        return _product(x, words, place, scales, zeros, plan)
+
+    part = product(0)
+    for place in range(1, plan.layout.per_word):
+        part += product(place)
     (total,) = carry
     return (total + part * scales if plan.scale_sums else total + part,)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from jaxpaged.pallas_kernels.paged_attention.triton.lowering import launch
+from jaxpaged.pallas_kernels.lowering import launch
 from jaxpaged.pallas_kernels.quantized_matmul.kernel import Plan, grouped_kernel
 from jaxpaged.pallas_kernels.quantized_matmul.tiles import DECODE_TOKENS, MIN_DOT, MatmulTiles
 from jaxpaged.pallas_kernels.quantized_matmul.weight import Layout, QuantizedWeight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxpaged.pallas_kernels.quantized_matmul.packing import dequantize
@@ -34,5 +35,5 @@ def quantized_matmul_xla(
     return (product * _row(weight.scales)).astype(x.dtype)
 
 
-def _row(scales: Array) -> Array:
-    return scales.astype(jnp.float32)[None, :]
+def _row(scales: Array | np.ndarray) -> Array:
+    return jnp.asarray(scales).astype(jnp.float32)[None, :]

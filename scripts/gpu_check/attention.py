@@ -20,7 +20,6 @@ from jaxpaged.pallas_kernels import (
     current_target,
     gpu_work_config,
     hopper_work_config,
-    implementations,
     paged_attention,
     plan_attention,
 )
@@ -31,7 +30,7 @@ from scripts.gpu_check.sizes import Sizes
 XLA_TILES = TileConfig(decode_lanes=32, decode_kv=64, prefill_queries=64, prefill_kv=128)
 DRY_TILE = GpuTile(query_rows=16, kv=16, num_warps=4, num_stages=2, occupancy=1)
 DRY_MULTIPROCESSORS = 4
-KERNELS = tuple(name for name in implementations() if name not in ("reference", "tiled"))
+KERNELS = ("triton", "mosaic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,6 @@ def work_config(
     heads: tuple[int, int, int],
     block_size: int,
     cache_dtype: str,
-    decode_only: bool,
 ) -> WorkConfig:
     """The kernel's own tiles for this GPU; on CPU small ones. heads: K, G, H."""
     num_heads, groups, head_dim = heads
@@ -80,7 +78,7 @@ def work_config(
             num_kv_heads=num_heads,
             num_sms=DRY_MULTIPROCESSORS,
             decode=DRY_TILE,
-            prefill=None if decode_only else DRY_TILE,
+            prefill=DRY_TILE,
         )
     choose = hopper_work_config if kernel == "mosaic" else gpu_work_config
     return choose(
@@ -90,14 +88,23 @@ def work_config(
         head_dim=head_dim,
         block_size=block_size,
         cache_dtype=jnp.dtype(cache_dtype),
-        decode_only=decode_only,
     )
 
 
 def make(
-    sizes: Sizes, kernel: str, *, rows: int, new: int, context: int, block_size: int, decode: GpuTile | None = None
+    sizes: Sizes,
+    kernel: str,
+    *,
+    rows: int,
+    new: int,
+    context: int,
+    block_size: int,
+    decode: GpuTile | None = None,
+    both_lists: bool = False,
 ) -> Timed:
     """The batch, its pool filled with waves; decode: instead of the table's tile.
+
+    both_lists: single queries, too, have the list for rows of many queries, as in the engine's programs.
 
     Raises: ValueError when the pool does not fit into free memory.
     """
@@ -106,7 +113,9 @@ def make(
     shape = (rows * blocks + 1, num_heads, block_size, head_dim)
     check_memory(2 * int(np.prod(shape)) * jnp.dtype(sizes.dtype).itemsize)
     order = np.random.default_rng(0).permutation(rows * blocks).astype(np.int32) + 1
-    work = work_config(kernel, heads=sizes.heads, block_size=block_size, cache_dtype=sizes.dtype, decode_only=new == 1)
+    work = work_config(kernel, heads=sizes.heads, block_size=block_size, cache_dtype=sizes.dtype)
+    if new == 1 and not both_lists:
+        work = replace(work, prefill=None)
     if decode is not None:
         work = replace(work, decode=decode)
     batch = plan_attention(

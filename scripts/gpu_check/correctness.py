@@ -81,7 +81,6 @@ def _shape(name: str, variant: str) -> Shape:
         heads=(plain.kv_heads, plain.groups, plain.head_dim),
         block_size=plain.block_size,
         cache_dtype=plain.cache_dtype or plain.dtype,
-        decode_only="prefill" in options,
     )
     tiles = {"decode": work.decode, "prefill": work.prefill}
     return Shape(**(tiles | options))

@@ -19,6 +19,7 @@ class Sizes:
     dtype: str
     decode: tuple[tuple[int, int], ...]  # (rows, context)
     decode_blocks: tuple[int, ...]  # block sizes
+    lists: tuple[int, int]  # (rows, context)
     sweep: tuple[tuple[int, int], ...]
     sweep_kv: tuple[int, ...]
     sweep_stages: tuple[int, ...]
@@ -56,6 +57,7 @@ _FULL = Sizes(
         (1, 8192), (8, 131072), (8, 1024), (1, 1024), (256, 32768), (64, 131072), (256, 131072),
     ),
     decode_blocks=(16, 64),
+    lists=(64, 1024),
     sweep=((64, 8192), (1, 32768)),
     sweep_kv=(64, 32, 128),
     sweep_stages=(5, 4, 3, 2),
@@ -85,6 +87,7 @@ _DRY = Sizes(
     dtype="float32",
     decode=((2, 32),),
     decode_blocks=(16,),
+    lists=(2, 32),
     sweep=((2, 32),),
     sweep_kv=(16,),
     sweep_stages=(2,),

@@ -1,7 +1,11 @@
-"""Decode tiles of the portable kernel: keys per iteration × loads in flight × programs that share an SM."""
+"""Decode tiles of the portable kernel: keys per iteration × loads in flight × programs that share an SM.
+
+First what the list for rows of many queries costs steps that have none: a program of its own would spare them that.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,6 +17,10 @@ from scripts.gpu_check.decode import time_decode
 
 def run(context: Context) -> None:
     sizes = context.sizes
+    rows, length = sizes.lists
+    for name, both in product(attention.KERNELS, (False, True)):
+        facts = {"kernel": name, "rows": rows, "context": length, "block": sizes.decode_blocks[0], "lists": 1 + both}
+        context.case(facts, partial(_time_lists, context, name, both), seconds=5.0)
     for (rows, length), block in product(sizes.sweep, sizes.decode_blocks):
         for kv, stages, occupancy in product(sizes.sweep_kv, sizes.sweep_stages, sizes.sweep_occupancy):
             tile = GpuTile(query_rows=16, kv=kv, num_warps=4, num_stages=stages, occupancy=occupancy)
@@ -23,3 +31,10 @@ def run(context: Context) -> None:
                 return time_decode(context, case, "triton")
 
             context.case(facts, measure, seconds=5.0)
+
+
+def _time_lists(context: Context, name: str, both: bool) -> dict[str, Any]:
+    rows, length = context.sizes.lists
+    block = context.sizes.decode_blocks[0]
+    case = attention.make(context.sizes, name, rows=rows, new=1, context=length, block_size=block, both_lists=both)
+    return time_decode(context, case, name)

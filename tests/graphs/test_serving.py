@@ -61,18 +61,11 @@ def test_block_copies_are_one_cuda_graph_in_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gpu", ["h200", "a100", "b200"])
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 @pytest.mark.parametrize("step", ["forward 256", "forward 2048"])
-def test_two_layers_of_each_model_on_each_gpu(gpu: str, shape: str, step: str) -> None:
+def test_the_steps_of_each_model_on_each_gpu(gpu: str, shape: str, step: str) -> None:
+    """All layers: the widest decode step and the widest mixed one."""
     require_compiler()
-    programs = serving_programs(shaped_config(shape, layers=2), target(gpu), max_model_len=8192)
+    programs = serving_programs(shaped_config(shape), target(gpu), max_model_len=8192)
     check_step(programs, step, programs.compile(step))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_all_layers_are_one_cuda_graph_too(shape: str) -> None:
-    require_compiler()
-    programs = serving_programs(shaped_config(shape), target("h200"), max_model_len=8192)
-    check_step(programs, "forward 256", programs.compile("forward 256"))
 
 
 # --- what needs no compiler
@@ -86,6 +79,14 @@ def test_programs_are_those_of_the_engine() -> None:
     assert programs.largest() == ["forward 32", "forward 128", "sample 32 greedy", "copy"]
     with pytest.raises(ValueError, match="program: wanted one of .*'forward 128'.*, got 'forward 7'"):
         programs.compile("forward 7")
+
+
+def test_the_single_streams_program_launches_one_list_of_attention() -> None:
+    """Its token is never one of a row of many queries, whose kernels every layer would launch for nothing."""
+    programs = small_engine("h200")
+    steps = {name: programs.recipes[name].arguments[3] for name in ("forward 1", "forward 8")}
+    lists = {name: step.inputs.attention.work.prefill for name, step in steps.items()}
+    assert lists["forward 1"] is None and lists["forward 8"] is not None
 
 
 def test_the_cache_gets_what_the_weights_leave() -> None:

@@ -12,9 +12,12 @@ from tests.support.compiled_attention import (
     attention_kernels,
     compile_variant,
     instructions,
+    variant_work,
 )
 
 pytestmark = pytest.mark.usefixtures("_compiler")
+SM_REGISTERS = 65536
+SHARED_OF_A_PROGRAM = 1024  # bytes that the driver takes for each, besides its own
 QUICK = {("h200", "decode: bf16"), ("a100", "prefill: bf16")}
 CASES = [
     pytest.param(gpu, name, marks=() if (gpu, name) in QUICK else pytest.mark.slow, id=f"{gpu}-{name}")
@@ -33,9 +36,15 @@ def _compiler():
 def test_variant_compiles_well(gpu, name):
     target = graphs.target(gpu)
     report = compile_variant(target, VARIANTS[name])
-    for kernel, shared in attention_kernels(report).values():
+    kernels = attention_kernels(report)
+    for kernel, shared in kernels.values():
         assert kernel.spills == 0, kernel
         assert kernel.static_shared + shared <= target.spec.shared_per_block
+    work = variant_work(target, VARIANTS[name], "triton")
+    phases = [(kernel, shared) for kernel, shared in kernels.values() if "merge" not in kernel.name]
+    for (kernel, shared), tile in zip(phases, filter(None, (work.decode, work.prefill)), strict=True):
+        assert SM_REGISTERS // (kernel.registers * 32 * tile.num_warps) >= tile.occupancy, kernel
+        assert target.spec.shared_per_core // (shared + SHARED_OF_A_PROGRAM) >= tile.occupancy, kernel
     found = instructions(report)
     assert found.get("cp.async.cg")
     large = VARIANTS[name].phase == "prefill"

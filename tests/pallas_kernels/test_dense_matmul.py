@@ -136,9 +136,9 @@ def test_auto_takes_numba_where_it_is_faster():
 @pytest.mark.parametrize(
     ("system", "flags", "refusal", "why"),
     [
-        ("darwin", "amx_tile amx_bf16 avx512bw", 0, "it wants Linux"),
-        ("linux", "avx2 avx512bw", 0, "this processor lacks amx_tile, amx_bf16"),
-        ("linux", "amx_tile amx_bf16 avx512bw", -1, "the system does not let this process"),
+        ("darwin", "amx_tile amx_bf16 amx_int8 avx512bw", 0, "it wants Linux"),
+        ("linux", "avx2 avx512bw", 0, "this processor lacks amx_tile, amx_bf16, amx_int8"),
+        ("linux", "amx_tile amx_bf16 amx_int8 avx512bw", -1, "the system does not let this process"),
     ],
 )
 def test_why_there_is_no_tile_unit(monkeypatch, system, flags, refusal, why):

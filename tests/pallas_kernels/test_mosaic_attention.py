@@ -83,7 +83,7 @@ VARIANTS = {
     "float16": replace(MIXED, dtype="float16"),
     "width 128": replace(MIXED, head_dim=128),
     "width 256": replace(MIXED, head_dim=256, prefill=ONE_LOADED),
-    "no groups": replace(MIXED, groups=1, kv_heads=3),
+    "no groups": replace(MIXED, groups=1, kv_heads=3, padding=40),
     "groups of 3": replace(MIXED, groups=3, prefill=ONE_LOADED),
     "a group of 64": replace(MIXED, groups=64),
     "blocks of 32": replace(MIXED, block_size=32),
@@ -152,7 +152,6 @@ def test_tiles_fit_and_are_taken():
                 head_dim=head_dim,
                 block_size=16,
                 cache_dtype=jnp.dtype("bfloat16"),
-                decode_only=False,
             )
             assert config.prefill is not None
             shape = replace(
@@ -173,7 +172,7 @@ def test_tiles_fit_and_are_taken():
         (replace(PLAIN, dtype="float32"), "float32"),
         (replace(PLAIN, cache_dtype="int8"), "quantised"),
         (replace(PLAIN, decode=replace(SELF_FED, query_rows=16)), "query_rows is 16"),
-        (replace(PLAIN, groups=3, prefill=TWO_LOADED), "divisor of 64"),
+        (replace(PLAIN, groups=3, prefill=TWO_LOADED, padding=40), "divisor of 64"),
         (replace(PLAIN, decode=replace(SELF_FED, kv=32)), "kv is 32"),
         (replace(PLAIN, decode=replace(SELF_FED, num_warps=2)), "num_warps is 2"),
         (replace(PLAIN, head_dim=256, decode=replace(SELF_FED, num_stages=4)), "shared memory"),

@@ -134,6 +134,18 @@ def test_physical_places_do_not_matter(name):
     np.testing.assert_array_equal(run(case, name), run(moved, name))
 
 
+@pytest.mark.parametrize("name", TESTED)
+@pytest.mark.parametrize(
+    ("counts", "lanes"), [pytest.param([1], 4, id="one token"), pytest.param([1] * 9, 8, id="a tile beyond the tokens")]
+)
+def test_more_rows_than_tokens(counts, lanes, name):
+    """Rows without queries may outnumber the tokens: a tile of rows must not reach for tokens that are not there."""
+    tiles = TileConfig(decode_lanes=lanes, decode_kv=16, prefill_queries=4, prefill_kv=16)
+    lens = [5 * i + 1 for i in range(len(counts))]
+    shape = replace(DECODE, counts=counts, lens=lens, padding=0, padding_rows=9, tiles=tiles)
+    check(shape, name)
+
+
 def test_splitting_changes_nothing_but_rounding():
     """The same batch on a GPU of one SM, where nothing is split, and of many."""
     whole, split = (make_case(replace(DECODE, num_sms=n, sinks=True)) for n in (1, 64))

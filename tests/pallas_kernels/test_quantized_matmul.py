@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxpaged.pallas_kernels import LAYOUTS, MatmulTiles, dequantize, quantize, quantized_matmul
+from jaxpaged.pallas_kernels.cpu.tile_unit import tile_unit_is_missing
 from jaxpaged.pallas_kernels.platform import DeviceTarget
+from jaxpaged.pallas_kernels.quantized_matmul.amx import op
 from jaxpaged.pallas_kernels.quantized_matmul.api import choose_matmul
 from jaxpaged.pallas_kernels.quantized_matmul.packing import pack, unpack
 from jaxpaged.pallas_kernels.quantized_matmul.reference import quantize_rows
@@ -21,6 +24,7 @@ from jaxpaged.pallas_kernels.quantized_matmul.triton import make_plan
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 GROUPED = [name for name, layout in LAYOUTS.items() if layout.grouped]
+needs_tiles = pytest.mark.skipif(tile_unit_is_missing() is not None, reason=str(tile_unit_is_missing()))
 TILES = MatmulTiles(tokens=32, outputs=128, inputs=128, warps=4, stages=2, instances_per_core=1)
 
 
@@ -100,6 +104,53 @@ def test_integer_activations_equal_the_rounded_reference(tokens, inputs, outputs
     got, want = run(x, w)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * float(jnp.abs(want).max()))
     assert not got[-1].any()
+
+
+@needs_tiles
+@given(tokens=st.integers(1, 90), inputs=st.integers(1, 400), outputs=st.integers(1, 150), seed=st.integers(0, 9))
+@settings(max_examples=12)
+@example(tokens=1, inputs=1, outputs=1, seed=0)
+@example(tokens=33, inputs=576, outputs=600, seed=0)  # helper threads join in
+def test_tile_products_equal_the_reference(tokens, inputs, outputs, seed):
+    """With activations in int8 to float32's rounding, but for a value halfway between two steps, which may go to
+    either; without, to the 65,025 steps of a row."""
+    rng = np.random.default_rng(seed)
+    x, w = rng.standard_normal((tokens, inputs), np.float32), normal(rng, outputs, inputs)
+    x[-1] = 0
+    weight = quantize(w, LAYOUTS["int8"], inputs, zero_points=False)
+    usual = np.sqrt(inputs)
+    for int8_activations, off in ((True, 2e-5), (False, 2e-4)):
+        got, want = (
+            np.asarray(jitted(x, weight, name, int8_activations)).astype(np.float64) for name in ("amx", "reference")
+        )
+        far = np.abs(got - want).max(1) > off * usual
+        assert far.mean() <= (0.05 if int8_activations else 0)
+        assert np.abs(got - want).max() < 0.1 * usual
+        assert not got[-1].any()
+
+
+@needs_tiles
+@pytest.mark.parametrize("int8_activations", [True, False])
+def test_tile_products_of_the_largest_integers(int8_activations):
+    """8,192 products of 127 · 127, of one sign: nothing saturates on the way."""
+    x, w = jnp.full((17, 8192), -3.0), jnp.full((33, 8192), 0.5)
+    weight = quantize(w, LAYOUTS["int8"], 8192, zero_points=False)
+    np.testing.assert_allclose(jitted(x, weight, "amx", int8_activations), -3 * 0.5 * 8192, rtol=1e-5)
+
+
+@needs_tiles
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("int8_activations", [True, False])
+def test_what_is_not_finite_stays_in_its_row(bad, int8_activations):
+    x = np.random.default_rng(0).standard_normal((20, 100), np.float32)
+    x[3, 99] = bad
+    got = np.asarray(jitted(x, make("int8", inputs=100, outputs=40, group=100), "amx", int8_activations))
+    np.testing.assert_array_equal(np.isfinite(got).all(1), np.arange(20) != 3)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def jitted(x, weight, name, int8_activations):
+    return quantized_matmul(x, weight, implementation=name, int8_activations=int8_activations)
 
 
 def test_rows_are_rounded_to_the_nearest_of_255_steps():
@@ -182,11 +233,9 @@ def test_implementation_is_chosen_by_layout_and_device():
     t4 = DeviceTarget(platform="gpu", kind="Tesla T4", capability=(7, 5), num_cores=40)
     cpu = DeviceTarget(platform="cpu", kind="cpu", capability=None, num_cores=None)
     int8, gptq = LAYOUTS["int8"], LAYOUTS["gptq-int4"]
-    chosen = [
-        choose_matmul("auto", layout, device, interpret=False) for layout in (int8, gptq) for device in (h200, t4)
-    ]
+    chosen = [choose(layout=layout, device=device) for layout in (int8, gptq) for device in (h200, t4)]
     assert chosen == ["xla", "xla", "triton", "xla"]
-    assert choose_matmul("auto", gptq, cpu, interpret=False) == "xla"
+    assert choose(layout=gptq, device=cpu) == "xla"
     for name, layout, device, message in (
         ("triton", int8, h200, "without a copy"),
         ("triton", gptq, t4, "compute capability 8.0"),
@@ -194,7 +243,27 @@ def test_implementation_is_chosen_by_layout_and_device():
         ("nope", gptq, cpu, "wanted auto or one of"),
     ):
         with pytest.raises(ValueError, match=message):
-            choose_matmul(name, layout, device, interpret=False)
+            choose(name, layout=layout, device=device)
+
+
+@pytest.mark.parametrize(("obstacle", "wanted"), [(None, "amx"), ("this processor lacks amx_int8", "xla")])
+def test_tiles_of_the_processor_serve_int8_where_they_are(monkeypatch, obstacle, wanted):
+    monkeypatch.setattr(op, "tile_unit_is_missing", lambda: obstacle)
+    cpu = DeviceTarget(platform="cpu", kind="cpu", capability=None, num_cores=None)
+    int8 = LAYOUTS["int8"]
+    assert choose(layout=int8, device=cpu) == wanted
+    assert choose(layout=int8, device=cpu, dtype="bfloat16") == "xla"
+    for layout, dtype, message in (
+        (int8, "bfloat16", "it takes float32 activations"),
+        (LAYOUTS["gptq-int4"], "float32", "a scale per output"),
+        *([(int8, "float32", obstacle)] if obstacle else []),
+    ):
+        with pytest.raises(ValueError, match=message):
+            choose("amx", layout=layout, device=cpu, dtype=dtype)
+
+
+def choose(name="auto", *, layout, device, dtype="float32"):
+    return choose_matmul(name, layout, device, jnp.dtype(dtype), interpret=False)
 
 
 def test_tiles_are_for_the_phase():

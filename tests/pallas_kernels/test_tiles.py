@@ -48,7 +48,11 @@ def test_the_most_specific_entry_wins():
 
 
 def test_tiles_follow_heads_and_float32():
-    assert choose_tile([ENTRY], H200, replace(QUERY, groups=20)).query_rows == 32
+    held = replace(ENTRY, tile=replace(ENTRY.tile, occupancy=4))
+    for groups, rows, occupancy in ((16, 16, 4), (17, 32, 2), (20, 32, 2)):
+        tile = choose_tile([held], H200, replace(QUERY, groups=groups))
+        assert (tile.query_rows, tile.occupancy) == (rows, occupancy)
+    assert choose_tile([ENTRY], H200, replace(QUERY, groups=20)).occupancy == 1
     assert choose_tile([ENTRY], H200, replace(QUERY, cache_dtype=jnp.dtype("float32"))).kv == 32
 
 
@@ -63,11 +67,10 @@ def test_the_table_serves_every_gpu(name, head_dim):
     with jax.sharding.use_abstract_mesh(graphs.target(name).mesh):
         target = current_target()
     shape = dict(num_kv_heads=8, head_dim=head_dim, block_size=16, cache_dtype=jnp.dtype("bfloat16"))
-    config = gpu_work_config(target, groups=4, decode_only=False, **shape)
+    config = gpu_work_config(target, groups=4, **shape)
     assert config.num_sms == graphs.target(name).spec.num_cores
     assert config.prefill is not None
     assert config.prefill.query_rows >= 64
-    assert gpu_work_config(target, groups=4, decode_only=True, **shape).prefill is None
 
 
 def test_work_lists_off_gpus_are_refused():
@@ -79,7 +82,6 @@ def test_work_lists_off_gpus_are_refused():
             head_dim=64,
             block_size=16,
             cache_dtype=jnp.dtype("bfloat16"),
-            decode_only=True,
         )
 
 

@@ -53,6 +53,15 @@ def test_chunks_of_the_docstring(lens, chunk):
     assert choose_chunk(np.array(lens, np.int32), budget=33, kv=64) == chunk
 
 
+@pytest.mark.parametrize(("num_tokens", "lists"), [(1, 1), (4, 1), (5, 2)])
+def test_tokens_that_fit_one_decode_tile_have_one_list(num_tokens, lists):
+    """16 rows hold 4 queries of 4 heads: the kernels of a second list would be launched in every layer for nothing."""
+    work = plan([1], [300], num_tokens, CONFIG)
+    assert 1 + (work.prefill is not None) == lists
+    tokens = {t for part in (work.decode, work.prefill) if part for item in part.items for t in range(*item[1:3])}
+    assert tokens == set(range(num_tokens))
+
+
 def test_one_long_sequence_fills_the_gpu():
     """Batch 1 with 128k tokens became one program per KV head where the split followed the batch size."""
     work = plan([1], [131072], 1, CONFIG)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from jaxpaged.pallas_kernels import (
     AttentionExtras,
     AttentionSpec,
     TileConfig,
+    WorkConfig,
     current_target,
     gpu_work_config,
     paged_attention,
@@ -75,9 +76,8 @@ def _variants() -> Mapping[str, Variant]:
 VARIANTS = _variants()
 
 
-def compile_variant(target: Target, variant: Variant, implementation: str = "triton") -> CompileReport:
-    """The op alone, with the tile of the implementation's table."""
-    rows, queries = 64, 1 if variant.phase == "decode" else 32
+def variant_work(target: Target, variant: Variant, implementation: str) -> WorkConfig:
+    """What its work lists are made for: a decode variant has the one list of single queries."""
     with jax.sharding.use_abstract_mesh(target.mesh):
         work = WORK_CONFIGS[implementation](
             current_target(),
@@ -86,8 +86,14 @@ def compile_variant(target: Target, variant: Variant, implementation: str = "tri
             head_dim=variant.head_dim,
             block_size=variant.block_size,
             cache_dtype=jnp.dtype(variant.cache_dtype or variant.dtype),
-            decode_only=variant.phase == "decode",
         )
+    return replace(work, prefill=None) if variant.phase == "decode" else work
+
+
+def compile_variant(target: Target, variant: Variant, implementation: str = "triton") -> CompileReport:
+    """The op alone, with the tile of the implementation's table."""
+    rows, queries = 64, 1 if variant.phase == "decode" else 32
+    work = variant_work(target, variant, implementation)
     batch = plan_attention(
         block_tables=np.zeros((rows, 4096 // variant.block_size), np.int32),
         kv_lens=np.full(rows, 4096, np.int32),

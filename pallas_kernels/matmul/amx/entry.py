@@ -11,24 +11,14 @@ import numpy as np
 from numba import types
 
 from jaxpaged.pallas_kernels.cpu.frame import answer_question, argument, dimension, result, words
+from jaxpaged.pallas_kernels.cpu.tiles import PALETTE_BYTES, write_palette
 from jaxpaged.pallas_kernels.cpu.workers import digest, outside, publish, run, start
 from jaxpaged.pallas_kernels.matmul.amx import work as w
 from jaxpaged.pallas_kernels.matmul.amx.tiles import GROUP
 
 LARGE = 2_000_000  # multiplications, about 0.03 ms: fewer are not worth waking a thread for
-PALETTE_BYTES = 64
 _TASK = "jaxpaged_matmul_amx_task"
 _task = outside(_TASK)
-
-
-@no_type_check
-@numba.njit
-def write_palette(words):
-    """What configure() reads: palette 1; from byte 16 on the bytes of a line, a half word each; from 48 on lines."""
-    words[:] = 0
-    words[0] = 1
-    for tile in range(8):
-        words[16 + 2 * tile], words[48 + tile] = 64, 16
 
 
 @no_type_check

@@ -4,29 +4,25 @@ A float32 holds 24 significant bits and a bfloat16 8, so x = x₀ + x₁ + x₂ 
 x₀ · 2⁻¹⁵. Of the nine products of a pair's parts the three smallest, below 2⁻²¹ of the whole, are left out, as in
 "bfloat16x6" products on other machines with units for bfloat16 (Henry, Tang, Heinecke, 2019); sums are in float32.
 
-A tile is 1 KiB: 16 lines of 32 bfloat16s. Of the weight, a line is a row's 32 entries along the summed axis. Of the
+A tile is 16 lines of 32 bfloat16s. Of the weight, a line is a row's 32 entries along the summed axis. Of the
 input, a line is two neighbours on the summed axis, of 16 rows. Of sums, a line is 16 float32s. Strides are in floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, no_type_check
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from jaxpaged.pallas_kernels.cpu.code import LANES, VECTOR, WORD, Code, routine, word
+from jaxpaged.pallas_kernels.cpu.code import LANES, VECTOR, Code, routine, word
+from jaxpaged.pallas_kernels.cpu.tiles import LINE, TILE, beyond, load_tile, multiply_tiles, store_tile
 
 DEEP = 32  # of the summed axis in a tile
-TILE = 1024  # bytes
 PARTS = 3
 GROUP = PARTS * 2 * TILE  # bytes: two tiles of each part, which lie together
-_BYTE, _HALF = ir.IntType(8), ir.IntType(16)
-_BYTES = _BYTE.as_pointer()
-_WIDE, _HALVES = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(_HALF, 2 * LANES)
+_WIDE, _HALVES = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.IntType(16), 2 * LANES)
 _TOP = ir.Constant(_WIDE, [-0x10000] * LANES)  # the bits of a float32 that a bfloat16 has
 # Parts of the weight and of the input that meet, so ordered that consecutive products share one of them.
 _PRODUCTS = ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0))
@@ -52,8 +48,8 @@ def _rest(code: Code, vector: Any) -> Any:
 def _joined(code: Code, low: Any, high: Any) -> Any:
     """The upper halves of two vectors of floats, one after the other, as a vector of floats' size."""
     builder = code.builder
-    halves = [builder.bitcast(vector, _HALVES) for vector in (low, high)]
-    return builder.bitcast(code.shuffle(*halves, range(1, 4 * LANES, 2)), VECTOR)
+    first, second = (builder.bitcast(vector, _HALVES) for vector in (low, high))
+    return builder.bitcast(code.shuffle(first, second, range(1, 4 * LANES, 2)), VECTOR)
 
 
 def _row_parts(code: Code, source: Any, stride: Any, row: int) -> list[Any]:
@@ -74,7 +70,7 @@ def split_weights(_context, _source, _stride, _target, _ahead):
             for half in (0, LANES):
                 code.fetch(code.at(ahead, (row, stride), half))
             for part, values in enumerate(_row_parts(code, source, stride, row)):
-                code.store(values, _place(code, target, 2 * part * TILE + row * TILE // LANES))
+                code.store(values, beyond(code, target, 2 * part * TILE + row * LINE))
 
     return routine(4, write)
 
@@ -88,33 +84,9 @@ def split_inputs(_context, _source, _stride, _target):
         rows = [_row_parts(code, source, stride, row) for row in range(LANES)]
         for part in range(PARTS):
             for line, values in enumerate(code.transpose([row[part] for row in rows])):
-                code.store(values, _place(code, target, 2 * part * TILE + line * TILE // LANES))
+                code.store(values, beyond(code, target, 2 * part * TILE + line * LINE))
 
     return routine(3, write)
-
-
-@no_type_check
-@intrinsic
-def configure(_context, _palette):
-    """Makes the thread's tiles 16 lines of 64 bytes, as the 64 bytes at an address say; until release()."""
-
-    def make(context, builder, _signature, arguments):
-        _call(builder, "llvm.x86.ldtilecfg", [builder.inttoptr(arguments[0], _BYTES)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), make
-
-
-@no_type_check
-@intrinsic
-def release(_context):
-    """Gives the thread's tiles back, so that the system need not save them."""
-
-    def make(context, builder, _signature, _arguments):
-        _call(builder, "llvm.x86.tilerelease", [])
-        return context.get_dummy_value()
-
-    return types.void(), make
 
 
 def _multiply(wide: int) -> Any:
@@ -124,15 +96,15 @@ def _multiply(wide: int) -> Any:
     def write(code: Code, weights: Any, inputs: Any, sums: Any, count: Any) -> None:
         builder = code.builder
         totals = [
-            (2 * i + j, _place(code, sums, i * LANES * 128 + j * 4 * LANES)) for i in range(2) for j in range(wide)
+            (2 * i + j, beyond(code, sums, i * LANES * 128 + j * 4 * LANES)) for i in range(2) for j in range(wide)
         ]
         for tile, place in totals:
-            _tile(builder, "tileloadd64", tile, place, 128)
+            load_tile(code, tile, place, 128)
         with cgutils.for_range(builder, count) as loop:
             step = builder.mul(loop.index, word(GROUP))
             _products(code, builder.add(weights, step), builder.add(inputs, step), wide)
         for tile, place in totals:
-            _tile(builder, "tilestored64", tile, place, 128)
+            store_tile(code, tile, place, 128)
 
     @no_type_check
     @intrinsic
@@ -149,26 +121,11 @@ def _products(code: Code, weights: Any, inputs: Any, wide: int) -> None:
         for side, (source, first, tiles) in enumerate(((weights, 4, 2), (inputs, 6, wide))):
             if held[side] != wanted[side]:
                 for i in range(tiles):
-                    place = _place(code, source, (2 * wanted[side] + i) * TILE)
-                    _tile(code.builder, "tileloadd64", first + i, place, TILE // LANES)
+                    load_tile(code, first + i, beyond(code, source, (2 * wanted[side] + i) * TILE), LINE)
                 held[side] = wanted[side]
         for i in range(2):
             for j in range(wide):
-                numbers = [ir.Constant(_BYTE, number) for number in (2 * i + j, 4 + i, 6 + j)]
-                _call(code.builder, "llvm.x86.tdpbf16ps", numbers)
-
-
-def _tile(builder: Any, what: str, number: int, address: Any, stride: int) -> None:
-    _call(builder, f"llvm.x86.{what}", [ir.Constant(_BYTE, number), builder.inttoptr(address, _BYTES), word(stride)])
-
-
-def _place(code: Code, address: Any, distance: int) -> Any:
-    return code.builder.add(address, ir.Constant(WORD, distance))
-
-
-def _call(builder: Any, name: str, arguments: Sequence[Any]) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+                multiply_tiles(code, "tdpbf16ps", 2 * i + j, 4 + i, 6 + j)
 
 
 multiply_1, multiply_2 = _multiply(1), _multiply(2)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxpaged.pallas_kernels.cpu.code import LANES
 from jaxpaged.pallas_kernels.cpu.frame import floats
+from jaxpaged.pallas_kernels.cpu.tiles import TILE, configure, release
 from jaxpaged.pallas_kernels.cpu.workers import add
 from jaxpaged.pallas_kernels.matmul.amx import tiles as t
 from jaxpaged.pallas_kernels.matmul.cpu.vectors import turn
@@ -58,14 +59,14 @@ def work(job):
     split = copied + 4 * PANEL * SLAB * t.DEEP
     sums = split + SLAB * t.GROUP
     split_all_inputs(job, square)
-    t.configure(job[PALETTE])
+    configure(job[PALETTE])
     mine = add(job, PANELS, 1)
     while mine * PANEL < job[COLUMNS]:
         following = add(job, PANELS, 1)  # known early, so that its weights can be fetched
         make_panel(job, mine * PANEL, following * PANEL, copied, split, sums)
         store(job, mine * PANEL, sums, square)
         mine = following
-    t.release()
+    release()
     memory[0] = 0  # keeps it alive until here
 
 
@@ -89,7 +90,7 @@ def split_all_inputs(job, square):
 @numba.njit
 def _split_strip(job, strip, square):
     depth, row = job[DEPTH], strip * LANES
-    place = job[SPLIT] + strip // 2 * groups(job) * t.GROUP + strip % 2 * t.TILE
+    place = job[SPLIT] + strip // 2 * groups(job) * t.GROUP + strip % 2 * TILE
     whole = depth // t.DEEP if row + LANES <= job[ROWS] else 0
     for g in range(whole):
         t.split_inputs(job[INPUT] + 4 * (row * depth + g * t.DEEP), depth, place + g * t.GROUP)
@@ -142,7 +143,7 @@ def _split_panel(job, first, k, count, ahead, copied, split):
         for g in range(count):
             distance = 4 * (half * LANES * stride + g * t.DEEP)
             later = ahead + 4 * (half * LANES * depth + g * t.DEEP)
-            t.split_weights(source + distance, stride, split + g * t.GROUP + half * t.TILE, later)
+            t.split_weights(source + distance, stride, split + g * t.GROUP + half * TILE, later)
 
 
 @no_type_check

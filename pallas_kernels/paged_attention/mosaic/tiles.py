@@ -28,7 +28,6 @@ def hopper_work_config(
     head_dim: int,
     block_size: int,
     cache_dtype: jnp.dtype,
-    decode_only: bool,
 ) -> WorkConfig:
     """What plan_attention needs for this kernel, as gpu_work_config says it for the portable one.
 
@@ -42,9 +41,9 @@ def hopper_work_config(
         head_dim=head_dim,
         block_size=block_size,
         cache_dtype=cache_dtype,
-        decode_only=decode_only,
     )
-    return config if config.prefill is None else replace(config, prefill=_without_gaps(config.prefill, groups))
+    assert config.prefill is not None, "the table has both phases"
+    return replace(config, prefill=_without_gaps(config.prefill, groups))
 
 
 def _without_gaps(tile: GpuTile, groups: int) -> GpuTile:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxpaged.pallas_kernels.lowering import launch
 from jaxpaged.pallas_kernels.paged_attention.batch import AttentionBatch, AttentionExtras, AttentionSpec
 from jaxpaged.pallas_kernels.paged_attention.triton.kernel import KernelConfig, attend
-from jaxpaged.pallas_kernels.paged_attention.triton.lowering import launch
 from jaxpaged.pallas_kernels.paged_attention.triton.merge import merge
 from jaxpaged.pallas_kernels.paged_attention.worklist import WorkList
 

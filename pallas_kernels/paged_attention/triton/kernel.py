@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jaxpaged.pallas_kernels.lowering import load, store
 from jaxpaged.pallas_kernels.paged_attention.batch import AttentionSpec
-from jaxpaged.pallas_kernels.paged_attention.triton.lowering import load, store
 from jaxpaged.pallas_kernels.paged_attention.worklist import GpuTile, Item
 
 LOG2E = math.log2(math.e)
@@ -59,10 +59,9 @@ def attend(
     v_scale_ref,
     _,  # the output of the phase before, of which out_ref is the same memory, or None
     out_ref,  # [T, K, G, H]
-    partials_ref=None,  # [max_partials, K, M, H] float32
-    tops_ref=None,  # [max_partials, K, M] float32, scores in powers of two
-    totals_ref=None,
-    *,
+    # None, or three, all float32: partial sums [max_partials, K, M, H], then tops, which are scores in powers of two,
+    # and totals, both [max_partials, K, M].
+    *partial_refs,
     config: KernelConfig,
 ):
     """Program (k, w): item w for KV head k."""
@@ -129,9 +128,10 @@ def attend(
                 at = out_ref.at[token[:, None], head, group[:, None], columns]
                 store(at, (part * inverse[:, None]).astype(out_ref.dtype), mask=wide(live, columns))
 
-        if partials_ref is None:
+        if not partial_refs:
             write_output()
             return
+        partials_ref, tops_ref, totals_ref = partial_refs
         direct = items_ref[w, Item.DIRECT] == 1
         pl.when(direct)(write_output)
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jaxpaged.pallas_kernels.lowering import load, store
 from jaxpaged.pallas_kernels.paged_attention.triton.kernel import FLOOR
-from jaxpaged.pallas_kernels.paged_attention.triton.lowering import load, store
 from jaxpaged.pallas_kernels.paged_attention.worklist import Merge
 
 TOGETHER = 8  # partial results read at a time
