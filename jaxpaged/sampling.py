@@ -122,7 +122,8 @@ def sample(
     if padding:
         logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
     raw = block_maxima(logits)
-    banned, rules = jnp.asarray(inputs.banned), _rules(inputs)
+    rules, banned = _rules(inputs), jnp.asarray(inputs.banned)
+    banned = jnp.where(banned < vocab_size, banned, logits.shape[1])  # no id: none of the padding's, either
     shaped, maxima = rows_of(logits), raw
     if state is not None:
         assert inputs.adjustments is not None
