@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
-Path = tuple[str | int, ...]  # keys into the model's parameter state
+SlotPath = tuple[str | int, ...]  # keys into the model's parameter state
 _COMPARE_ROWS = 4096  # rows of the head compared at once: bounds the memory of the comparison
 
 
@@ -29,7 +29,7 @@ class Slot:
     their shapes [F, D] each in `expected`, and a build function that stacks them to [2, F, D].
     """
 
-    path: Path  # keys into the model's parameter state
+    path: SlotPath  # keys into the model's parameter state
     names: tuple[str, ...]
     expected: tuple[tuple[int, ...], ...]  # per name: the tensor's shape in the checkpoint
     build: Callable[[list[np.ndarray]], np.ndarray]  # arrays in the order of names; may return a view
@@ -38,10 +38,10 @@ class Slot:
 def load_weights(
     slots: Sequence[Slot],
     source: TensorSource,
-    place: Callable[[Slot, np.ndarray], Mapping[Path, jax.Array]],
+    place: Callable[[Slot, np.ndarray], Mapping[SlotPath, jax.Array]],
     ignore: Sequence[str],
     progress: Callable[[int, int], None] | None = None,
-) -> dict[Path, jax.Array]:
+) -> dict[SlotPath, jax.Array]:
     """Build every slot and hand it to `place`, which puts it on the device(s), as one array or as several.
 
     Returns {path: device array}.
@@ -54,7 +54,7 @@ def load_weights(
     """
     check_checkpoint(slots, source)
     warn_of_extra_tensors(slots, source, ignore)
-    placed: dict[Path, jax.Array] = {}
+    placed: dict[SlotPath, jax.Array] = {}
     for done, slot in enumerate(slots):
         if progress is not None:
             progress(done, len(slots))
@@ -139,7 +139,7 @@ def _equal(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _load_slot(
-    slot: Slot, source: TensorSource, place: Callable[[Slot, np.ndarray], Mapping[Path, jax.Array]]
-) -> Mapping[Path, jax.Array]:
+    slot: Slot, source: TensorSource, place: Callable[[Slot, np.ndarray], Mapping[SlotPath, jax.Array]]
+) -> Mapping[SlotPath, jax.Array]:
     """One slot's arrays live only in this frame."""
     return jax.block_until_ready(place(slot, slot.build([source.read(name) for name in slot.names])))

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxpaged.models.weights import Checkpoint, open_checkpoint
-from jaxpaged.models.weights.load import Slot, ignorable_tensors, load_weights
+from jaxpaged.models.weights.load import Slot, SlotPath, ignorable_tensors, load_weights
 from tests.support.tiny import tiny_checkpoint
 
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
@@ -55,8 +55,8 @@ def one(name: str, shape: tuple[int, ...]) -> Slot:
     return Slot(path=(name,), names=(name,), expected=(shape,), build=lambda parts: parts[0])
 
 
-def place(_: Slot, array: np.ndarray) -> jax.Array:
-    return jax.numpy.array(array, copy=True)
+def place(slot: Slot, array: np.ndarray) -> dict[SlotPath, jax.Array]:
+    return {slot.path: jax.numpy.array(array, copy=True)}
 
 
 def load(slots: Sequence[Slot], tensors: Mapping[str, np.ndarray], ignore: Sequence[str] = ()) -> dict[Any, jax.Array]:
