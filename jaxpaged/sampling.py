@@ -122,16 +122,17 @@ def sample(
     if padding:
         logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
     raw = block_maxima(logits)
-    banned = jnp.asarray(inputs.banned)
+    rules, banned = _rules(inputs), jnp.asarray(inputs.banned)
+    banned = jnp.where(banned < vocab_size, banned, logits.shape[1])  # no id: none of the padding's, either
     shaped, maxima = rows_of(logits), raw
     if state is not None:
         assert inputs.adjustments is not None
-        shaped, maxima = adjust(logits, raw, inputs.adjustments, state, mode.processors, mode.rows_per_pass)
+        shaped, maxima = adjust(logits, raw, inputs.adjustments, state, rules, mode.processors, mode.rows_per_pass)
     maxima = ban(maxima, shaped, banned)
     if mode.greedy:
         token = greedy(shaped, maxima, banned)
     else:
-        token = draw(shaped, maxima, banned, _rules(inputs), mode.rows_per_pass)
+        token = draw(shaped, maxima, banned, rules, mode.rows_per_pass)
     bad = jnp.max(maxima, 1) == -jnp.inf
     token = jnp.minimum(token, vocab_size - 1)
     if mode.max_logprobs is None:

@@ -18,9 +18,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxpaged import sampling_filters as filters
 from jaxpaged.constraints import WORD_BITS, mask_words
-from jaxpaged.sampling_blocks import BLOCK, LogitRows, block_maxima, blocks_of, for_rows, rows_of
-from jaxpaged.sampling_params import MAX_BIASES, MAX_SCORED_IDS, SamplingParams
+from jaxpaged.sampling_blocks import BLOCK, LogitRows, block_maxima, blocks_of, finite, for_rows, rows_of
+from jaxpaged.sampling_filters import RowRules
+from jaxpaged.sampling_params import GREEDY_BELOW, MAX_BIASES, MAX_SCORED_IDS, SamplingParams
 
 
 @jax.tree_util.register_dataclass
@@ -72,19 +74,32 @@ def adjust(
     maxima: Float[Array, "S G"],
     asked: Adjustments,
     state: RowState,
+    rules: RowRules,
     processors: Sequence[Callable[..., Any]],
     rows_per_pass: int,
 ) -> tuple[LogitRows, Float[Array, "S G"]]:
     """The logits to sample from, and their block maxima, given the raw ones. V is a multiple of BLOCK here.
 
     Without processors the changed logits are not kept: they are made again where they are read, a block at a time
-    mostly, which costs less than writing them all.
+    mostly, which costs less than writing them all. What top_p needs of them all is summed while they are there.
     """
     changes = _Changes(logits=logits, asked=asked, state=state)
     active = jnp.asarray(asked.active)
     if not processors:
-        shaped = LogitRows(raw=logits, changed=active, whole=changes.whole, blocks=changes.blocks)
-        return shaped, for_rows(lambda rows: _with_maxima(changes.whole(rows))[1], active, maxima, rows_per_pass)
+        weighs = (rules.temperature >= GREEDY_BELOW) & (rules.top_p < 1.0) & (rules.top_k == 0)
+
+        def measure(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+            values, greatest = _with_maxima(changes.whole(rows))
+            mass = lax.cond(
+                jnp.any(weighs[rows]),
+                lambda: jnp.where(weighs[rows], filters.mass(finite(values), greatest.max(1), rules.take(rows)), 0.0),
+                lambda: jnp.zeros(rows.shape),
+            )
+            return greatest, mass
+
+        maxima, masses = for_rows(measure, active, (maxima, jnp.zeros(active.shape)), rows_per_pass)
+        shaped = LogitRows(raw=logits, changed=active, masses=masses, whole=changes.whole, blocks=changes.blocks)
+        return shaped, maxima
     vocab_size = state.histories.shape[1]
     padding = logits.shape[1] - vocab_size
 

@@ -25,6 +25,7 @@ class LogitRows:
 
     raw: jax.Array  # f32[S, V]
     changed: jax.Array  # bool[S]: others are raw
+    masses: jax.Array  # f32[S]: sampling_filters.mass of the row, nothing being banned; 0: not known
     whole: Callable[[jax.Array], jax.Array]  # changed rows: (rows int32[C]) -> f32[C, V]
     blocks: Callable[[jax.Array, jax.Array], jax.Array]  # all: (rows int32[C], blocks int32[C, M]) -> f32[C, M, BLOCK]
 
@@ -55,6 +56,7 @@ def rows_of(logits: Float[Array, "S V"]) -> LogitRows:
     return LogitRows(
         raw=logits,
         changed=unchanged,
+        masses=jnp.zeros(logits.shape[0]),
         whole=lambda rows: logits[rows],
         blocks=lambda rows, wanted: blocks_of(logits, rows, wanted),
     )

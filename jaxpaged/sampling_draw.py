@@ -90,7 +90,9 @@ class _Search:
         some, best = self.rules.take(rows), self.best[rows]
         part = candidates(self.logits, rows, self.maxima[rows], self.banned[rows], num_blocks)
         settled, weigh = _reach(part, best, some)
-        total = for_rows(lambda few: self._mass(rows[few]), weigh, jnp.zeros(weigh.shape), self.rows_per_pass)
+        known = jnp.where(jnp.all(self.banned[rows] >= self.logits.raw.shape[1], 1), self.logits.masses[rows], 0.0)
+        known = jnp.where(weigh, known, 0.0)
+        total = for_rows(lambda few: self._mass(rows[few]), weigh & (known == 0.0), known, self.rows_per_pass)
         token, threshold = filters.pick(part.values, part.ids, best, total, some)
         return token, settled | (weigh & (threshold > part.bound)), total
 
@@ -143,10 +145,8 @@ class _Search:
         return self.logits.allowed(rows, self.banned[rows])
 
     def _mass(self, rows: jax.Array) -> jax.Array:
-        """What the entries that min_p keeps weigh, f32[C]."""
-        some = self.rules.take(rows)
-        scaled = filters.scaled(self._values(rows), self.best[rows], some.temperature)
-        return jnp.sum(jnp.where(scaled >= jnp.log(some.min_p)[:, None], jnp.exp(scaled), 0.0), 1)
+        """What top_p is a part of, f32[C]."""
+        return filters.mass(self._values(rows), self.best[rows], self.rules.take(rows))
 
     def _ahead(self, rows: jax.Array, value: jax.Array, count: jax.Array, weigh: jax.Array) -> jax.Array:
         """How many entries are greater than value, or what they weigh, f32[C]; where neither is asked, anything."""

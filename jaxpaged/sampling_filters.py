@@ -181,6 +181,12 @@ def noisy(
     return jnp.where(alive, logits + gumbel(noise_words(rules.key, ids)), -jnp.inf)
 
 
+def mass(values: Float[Array, "S N"], best: Float[Array, " S"], rules: RowRules) -> Float[Array, " S"]:
+    """What the entries that min_p keeps weigh: the sum of exp((value - best) / temperature)."""
+    logits = scaled(values, best, rules.temperature)
+    return jnp.sum(jnp.where(logits >= jnp.log(rules.min_p)[:, None], jnp.exp(logits), 0.0), 1)
+
+
 def id_of_greatest(values: Float[Array, "S N"], ids: Int[Array, "S N"]) -> Int[Array, " S"]:
     """The least id among the greatest values; on the CPU several times as fast as jnp.argmax."""
     best = jnp.max(values, 1)

@@ -7,14 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpaged.sampling import sample
 from jaxpaged.sampling_adjust import TokenHistory
 from jaxpaged.sampling_params import SamplingParams
-from tests.support.adjusted import Ask, adjusting, prepare
-from tests.support.sampler import WIDE, mode, run, winner
+from tests.support.adjusted import Ask, adjusting, drawn, prepare
+from tests.support.sampler import WIDE, chi_square_fits, mode, run, winner
 
 SAMPLE = jax.jit(sample, static_argnames="mode")
 SETTINGS = st.fixed_dictionaries(
@@ -108,3 +109,15 @@ def test_processors_see_their_own_rows_and_come_before_the_masks() -> None:
     inputs, state = prepare(asks, 64)
     found = SAMPLE(jnp.asarray(logits), inputs, mode=adjusting(2, (unseen, successor)), state=state).token
     assert np.asarray(found).tolist() == [2, 5, 16, 60]
+
+
+@pytest.mark.parametrize("banned", [(), (5999,)])
+def test_top_p_is_of_the_whole_changed_row(banned: tuple[int, ...]) -> None:
+    """40 peaks hold a third of the mass after the bias, so 0.3 keeps 32: of half the mass it would keep fewer."""
+    logits = np.zeros(6001, np.float32)
+    peaks = np.random.default_rng(2).choice(5900, 40, replace=False)
+    logits[peaks] = np.log(100.0 - np.arange(40)) - 2.0
+    params = SamplingParams(top_p=0.3, logit_bias={int(peak): 2.0 for peak in peaks})
+    ask = Ask(params=params, prompt=(1,), outputs=(5950,), banned=banned, seed=4)
+    tokens = drawn(logits, [ask], 2000)[:, 0]
+    assert chi_square_fits(np.bincount(tokens, minlength=6001), ask.chances(logits))
